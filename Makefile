@@ -1,0 +1,36 @@
+# `make demo` and `make test` set everything up by themselves, in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: demo test lint unit clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m benchmarks demo --out demo-report
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+
+lint: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/property tests/paper
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python setup.cfg constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[demo]"
+	touch $@
+
+$(VENV)/.test: $(BIN)/python setup.cfg constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench,test,lint]"
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) demo-report .coverage .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,15 @@
+"""Multirate training of neural networks for PyTorch.
+
+Fine-tune a network in about half the time with an unchanged training loop (`MultirateSGD`, `MultirateAdamW`,
+`Multirate`), and regularize it with masks that hold random weights at zero for most of a cycle (`MultirateMask`,
+`attach`).
+
+References:
+    Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022.
+"""
+
+from mrreg.errors import NoEffectWarning
+
+__version__ = "0.1.0"
+
+__all__ = ["NoEffectWarning"]

@@ -1,0 +1,51 @@
+"""The wording of every error and warning.
+
+Messages follow one template, so that a reader always finds what was wrong, with which value, and what to do:
+
+    {where}: {argument} must be {rule}, got {value!r}. {remedy}
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
+
+SHOWN = 5  # names listed in a message before the rest is only counted
+
+
+class NoEffectWarning(UserWarning):
+    """A call changed nothing, or cannot have the effect it was made for.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", mrreg.NoEffectWarning)
+    """
+
+
+def bad(kind: type[E], where: str, argument: str, rule: str, value: object, remedy: str = "") -> E:
+    """Build (not raise) the exception that names where, which argument, the rule, the value and the remedy."""
+    message = f"{where}: {argument} must be {rule}, got {value!r}."
+    return kind(f"{message} {remedy}".rstrip())
+
+
+def wrong_moment(where: str, problem: str, remedy: str) -> RuntimeError:
+    """Build the exception for a call that is right in itself but comes at the wrong moment."""
+    return RuntimeError(f"{where}: {problem}. {remedy}")
+
+
+def some(names: Iterable[str]) -> str:
+    """At most five names, sorted, and how many more there are: 'a', 'b' and 3 more."""
+    ordered = sorted(names)
+    shown = ", ".join(repr(name) for name in ordered[:SHOWN])
+    rest = len(ordered) - SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown or "none"
+
+
+def unknown(where: str, argument: str, rule: str, name: str, existing: Iterable[str]) -> ValueError:
+    """Build the exception for a name that matches nothing: the nearest names first, else what exists."""
+    names = list(existing)
+    near = difflib.get_close_matches(name, names, n=SHOWN, cutoff=0.6)
+    hint = f"Did you mean {some(near)}?" if near else f"There is: {some(names)}."
+    return bad(ValueError, where, argument, rule, name, hint)

@@ -1,0 +1,26 @@
+"""Fixtures shared by all tests: fixed seeds, hypothesis profiles, real data where it is at hand."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("dev", deadline=None, max_examples=50)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with real data, or a skip that says how to name one."""
+    folder = os.environ.get("MRREG_DATA")
+    if not folder:
+        pytest.skip("MRREG_DATA does not name a folder with real data")
+    return Path(folder)
