@@ -1,0 +1,1 @@
+"""Benchmarks that put the paper's numbers beside ours: `python -m benchmarks --help`."""

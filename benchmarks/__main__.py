@@ -1,0 +1,106 @@
+"""The command line of the benchmarks: `python -m benchmarks NAME [--preset smoke|cpu|gpu|paper]`."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import harness
+from benchmarks.errors import UserError
+from benchmarks.registry import REGISTERED
+from benchmarks.suite import run_all
+
+RESULTS = Path(__file__).parent / "results"
+SMOKE = Path("runs")
+
+Preset = Annotated[str, typer.Option(help="Which configuration: smoke, cpu, gpu or paper.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with real data; default MRREG_DATA, else a download.")]
+Device = Annotated[str, typer.Option(help="Where to compute, as torch spells it: cpu, cuda, cuda:1.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="How many seeds, if not as many as the preset has.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the record; default benchmarks/results, for smoke runs/.", file_okay=False),
+]
+
+app = typer.Typer(
+    help="Reproduce the paper's experiments; every run is kept in a JSON record and a report shows them all.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command("list")
+def list_() -> None:
+    """Name every benchmark and its presets."""
+    for name, entry in REGISTERED.items():
+        print(f"{name:16} {entry.summary} [{', '.join(entry.load().presets)}]")
+
+
+@app.command("all")
+def all_(
+    preset: Preset = "cpu",
+    budget: Annotated[float | None, typer.Option(min=0, help="Seconds for everything; no limit by default.")] = None,
+    device: Device = "cpu",
+    data_dir: DataDir = None,
+    seeds: Seeds = None,
+    out: Out = None,
+) -> None:
+    """Run every benchmark, most wanted first, within a budget of seconds; failures are reported at the end."""
+    failures = run_all(
+        REGISTERED, preset, out or folder(preset), budget=budget, device=device, data_dir=data_dir, seeds=seeds
+    )
+    for name, reason in failures.items():
+        print(f"FAILED {name}: {reason}", file=sys.stderr)
+    raise typer.Exit(1 if failures else 0)
+
+
+def folder(preset: str) -> Path:
+    """Where records go unless told otherwise."""
+    return SMOKE if preset == "smoke" else RESULTS
+
+
+def _command(name: str) -> Callable[..., None]:
+    def command(
+        preset: Preset = "cpu",
+        device: Device = "cpu",
+        data_dir: DataDir = None,
+        seeds: Seeds = None,
+        out: Out = None,
+    ) -> None:
+        benchmark = REGISTERED[name].load()
+        outcome = harness.run(benchmark, preset, out or folder(preset), seeds=seeds, device=device, data_dir=data_dir)
+        print(f"{name} {preset}: {outcome.finished} of {outcome.total} runs are in {outcome.path}")
+
+    return command
+
+
+def _register() -> None:
+    groups: dict[str, typer.Typer] = {}
+    for name, entry in REGISTERED.items():
+        group, _, own = name.rpartition(" ")
+        target = app
+        if group:
+            if group not in groups:
+                groups[group] = typer.Typer(no_args_is_help=True)
+                app.add_typer(groups[group], name=group, help=f"Seconds: python -m benchmarks {group} NAME")
+            target = groups[group]
+        target.command(own, help=entry.summary)(_command(name))
+
+
+_register()
+
+
+def main() -> None:
+    """Run the command line; what the caller can put right is one line, not a traceback."""
+    try:
+        app(prog_name="python -m benchmarks")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Which benchmarks there are, most wanted first. A module is imported only when its benchmark is used."""
+
+import importlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.harness import Benchmark
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a benchmark is (the module has a `BENCHMARK`), what it shows, and its share of a common budget.
+
+    Args:
+        module: Its name below `benchmarks`.
+        summary: One line for `list` and `--help`.
+        share: How much of the budget of `all` it gets, relative to the others.
+    """
+
+    module: str
+    summary: str
+    share: float = 1.0
+
+    def load(self) -> Benchmark[Any]:
+        benchmark = importlib.import_module(f"benchmarks.{self.module}").BENCHMARK
+        assert isinstance(benchmark, Benchmark)
+        return benchmark
+
+
+KNOWN = {
+    "mnist": Entry("mnist", "masks, dropout and SGD on MNIST (figure 8, table A5)", share=3),
+    "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
+    "speed masks": Entry("speed_masks", "what a training step with masks costs"),
+    "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
+    "speed finetune": Entry("speed_finetune", "the speed-up of fine-tuning, by network"),
+    "ptb": Entry("ptb", "masks, dropout and SGD on Penn Treebank (figure 9, table A6)", share=3),
+    "transfer": Entry("transfer", "fine-tuning ResNets on CIFAR (figures 4-6, A10)", share=2),
+    "text": Entry("text", "fine-tuning DistilBERT on GLUE (figure 7, tables 1, 2, A3, A4)", share=2),
+    "patches": Entry("patches", "two learning rates on patch-augmented CIFAR-10 (figure 2)", share=2),
+    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)"),
+}
+REGISTERED = {name: entry for name, entry in KNOWN.items() if find_spec(f"benchmarks.{entry.module}")}
