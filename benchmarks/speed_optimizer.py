@@ -1,0 +1,108 @@
+"""Seconds of `step()`: one cycle of MultirateSGD against as many steps of torch.optim.SGD, on the same shapes.
+
+One tensor is fast and all others are slow, as when a head is fast: most of a fast step is then drift. Every repeat
+times both, one after the other in one process, and gives one ratio; the report shows their median, smallest, largest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import mrreg
+from benchmarks.harness import Benchmark, Context, Run
+from benchmarks.records import Result
+from benchmarks.timing import interleaved
+
+K = 5
+LR = 1e-6  # so small that thousands of steps along one gradient leave ordinary numbers ordinary
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes, the momentum, and the ratio that the library promises not to exceed."""
+
+    tensors: int
+    entries: int
+    momentum: float
+    target: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.tensors} tensors of {self.entries:,} entries, momentum {self.momentum:g}"
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """What is timed; `seeds` is the number of repeats, `work` how many entries at least a timed call walks over."""
+
+    seeds: int
+    cases: tuple[Case, ...]
+    cycles: int  # cycles in a timed call of small tensors; large tensors take one
+
+
+def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
+    """Both momenta for every number of tensors, small and large, with the promised ratios."""
+    return tuple(
+        Case(tensors, entries, momentum, target)
+        for tensors in sizes
+        for entries, momentum, target in ((large, 0.9, 0.7), (large, 0.0, 1.3), (100, 0.9, 1.0), (100, 0.0, 1.3))
+    )
+
+
+PRESETS = {
+    "smoke": SpeedConfig(seeds=2, cases=cases([10], 1_000), cycles=2),
+    "cpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), cycles=100),
+    "gpu": SpeedConfig(seeds=21, cases=cases([10, 100], 1_000_000), cycles=100),
+}
+
+
+def parameters(case: Case, device: torch.device) -> list[nn.Parameter]:
+    """Tensors with gradients, as a backward pass would have left them."""
+    made = [nn.Parameter(torch.randn(case.entries, device=device)) for _ in range(case.tensors)]
+    for parameter in made:
+        parameter.grad = torch.randn_like(parameter)
+    return made
+
+
+def stepper(optimizer: torch.optim.Optimizer, steps: int) -> Callable[[], None]:
+    """A call that makes so many steps."""
+
+    def call() -> None:
+        for _ in range(steps):
+            optimizer.step()
+
+    return call
+
+
+def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+    case: Case = run.options
+    torch.manual_seed(0)
+    ours, theirs = parameters(case, context.device), parameters(case, context.device)
+    steps = K * (config.cycles if case.entries <= 1_000 else 1)
+    timed = interleaved(
+        {
+            "ours": stepper(
+                mrreg.MultirateSGD(ours, lr=LR, k=K, fast=ours[-1:], momentum=case.momentum, foreach=True), steps
+            ),
+            "theirs": stepper(torch.optim.SGD(theirs, lr=LR, momentum=case.momentum, foreach=True), steps),
+        },
+        len(run.seeds),
+        context.device,
+    )
+    return [
+        {
+            "ratio": ours / theirs,
+            "multirate seconds per cycle": ours * K / steps,
+            "sgd seconds per cycle": theirs * K / steps,
+        }
+        for ours, theirs in zip(timed["ours"], timed["theirs"], strict=True)
+    ]
+
+
+def runs(config: SpeedConfig) -> list[Run]:
+    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
+
+
+BENCHMARK = Benchmark("speed optimizer", PRESETS, runs, execute)
