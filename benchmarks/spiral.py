@@ -41,8 +41,9 @@ def _slow(layers: str | None = None, momentum: float = 0.0, **options: Any) -> C
 def _larger_rate(nets: Networks) -> Optimizer:
     """The biases move every step, like the weights, but with the step size of a whole cycle."""
     layers = (nets.hidden, nets.output)
-    weights = {"params": [layer.weight for layer in layers]}
-    return SGD([weights, {"params": [layer.bias for layer in layers], "lr": K * H}], lr=H)
+    weights: dict[str, Any] = {"params": [layer.weight for layer in layers]}
+    biases: dict[str, Any] = {"params": [layer.bias for layer in layers], "lr": K * H}
+    return SGD([weights, biases], lr=H)
 
 
 METHODS: dict[str, Callable[[Networks], Optimizer]] = {

@@ -124,7 +124,7 @@ def test_one_stacked_network_trains_like_plain_sequential() -> None:
     for batches in small_float([4]).epochs(5):
         for x, y in batches:
             optimizer.zero_grad()
-            F.binary_cross_entropy_with_logits(plain(x[0]).squeeze(1), y[0]).backward()
+            F.binary_cross_entropy_with_logits(plain(x[0]).squeeze(1), y[0]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     for mine, theirs in zip(nets.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
