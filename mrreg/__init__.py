@@ -9,7 +9,9 @@ References:
 """
 
 from mrreg.errors import NoEffectWarning
+from mrreg.langevin import LangevinSGD
+from mrreg.split import biases, split
 
 __version__ = "0.1.0"
 
-__all__ = ["NoEffectWarning"]
+__all__ = ["LangevinSGD", "NoEffectWarning", "biases", "split"]
