@@ -6,13 +6,15 @@ times both, one after the other in one process, and gives one ratio; the report 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import nn
 
 import mrreg
 from benchmarks.harness import Benchmark, Context, Run
-from benchmarks.records import Result
+from benchmarks.records import Record, Result
+from benchmarks.sections import Claim, Row, Section, Values, metric
 from benchmarks.timing import interleaved
 
 K = 5
@@ -35,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats, `work` how many entries at least a timed call walks over."""
+    """What is timed; `seeds` is the number of repeats."""
 
     seeds: int
     cases: tuple[Case, ...]
@@ -105,4 +107,29 @@ def runs(config: SpeedConfig) -> list[Run]:
     return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 
-BENCHMARK = Benchmark("speed optimizer", PRESETS, runs, execute)
+def _margin(case: Case) -> Values:
+    return lambda record: [case.target - ratio for ratio in record.numbers(case.name, "ratio").values()]
+
+
+def _medians(record: Record) -> list[str]:
+    """Each ratio as one reads timings: median, smallest and largest."""
+    found = [(case, list(record.numbers(case.name, "ratio").values())) for case in PRESETS["cpu"].cases]
+    return [
+        f"{case.name}: median {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), wanted {case.target}"
+        for case, ratios in found
+        if ratios
+    ]
+
+
+SECTION = Section(
+    "",
+    f"Seconds of {K} steps of MultirateSGD(k={K}) over those of torch.optim.SGD(foreach=True)",
+    center="median",
+    rows=tuple(Row(case.name, metric(case.name, "ratio")) for case in PRESETS["cpu"].cases),
+    claims=tuple(Claim(f"{case.name}: at most {case.target}", _margin(case)) for case in PRESETS["cpu"].cases),
+    full=frozenset({"cpu", "gpu"}),
+    note="One tensor is fast, all others are slow; below 1 the multirate optimizer is the faster one.",
+    facts=_medians,
+)
+
+BENCHMARK = Benchmark("speed optimizer", PRESETS, runs, execute, (SECTION,))

@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 import mrreg
 from benchmarks.harness import Benchmark, Context, Run
 from benchmarks.records import Result
+from benchmarks.spiral_report import sections
 from benchmarks.spiral_task import Data, Networks, accuracy, train
 
 H, K = 0.2, 5  # the paper's h = 1 and k = 5: steps of h / k
@@ -48,22 +49,22 @@ def _larger_rate(nets: Networks) -> Optimizer:
 
 METHODS: dict[str, Callable[[Networks], Optimizer]] = {
     "SGD": lambda nets: SGD(nets.parameters(), lr=H),
-    "slow biases": _slow(),
-    "slow input biases": _slow("hidden"),
+    "multirate, all biases": _slow(),
+    "multirate, input biases": _slow("hidden"),
     "biases frozen, same step size": _slow(drift=False, slow_lr="per_gradient"),
     "biases at 5h every step": _larger_rate,
-    "slow biases, no drift": _slow(drift=False),
-    "slow output bias": _slow("output"),
+    "multirate, no drift": _slow(drift=False),
+    "multirate, output bias": _slow("output"),
     "SGD, momentum 0.9": lambda nets: SGD(nets.parameters(), lr=H, momentum=0.9),
-    "slow biases, momentum 0.9": _slow(momentum=0.9),
+    "multirate, momentum 0.9": _slow(momentum=0.9),
 }
-DRAWN = ("SGD", "slow biases")  # those whose decision regions are kept
+DRAWN = ("SGD", "multirate, all biases")  # those whose decision regions are kept
 
 PRESETS = {
     "smoke": SpiralConfig(seeds=2, epochs=4, every=2, methods=tuple(METHODS)),
     "demo": SpiralConfig(seeds=5, epochs=1000, every=25, methods=DRAWN),
     "cpu": SpiralConfig(seeds=20, epochs=4000, every=40, methods=tuple(METHODS)),
-    "gpu": SpiralConfig(seeds=100, epochs=4000, every=40, methods=DRAWN),
+    "gpu": SpiralConfig(seeds=100, epochs=4000, every=40, methods=tuple(METHODS)),
     "paper": SpiralConfig(seeds=5, epochs=4000, every=40, methods=tuple(METHODS)),
 }
 
@@ -85,8 +86,14 @@ def execute(config: SpiralConfig, run: Run, context: Context) -> Sequence[Result
 
     train(nets, METHODS[run.method](nets), data, config.epochs, watch)
     fitted = accuracy(nets, data.x, data.y)
+    epochs = list(range(config.every, config.epochs + 1, config.every))
     results: list[dict[str, Any]] = [
-        {"accuracy": curve[-1], "training accuracy": on_training, "accuracy per evaluation": list(curve)}
+        {
+            "accuracy": curve[-1],
+            "training accuracy": on_training,
+            "accuracy per evaluation": list(curve),
+            "epoch": epochs,
+        }
         for curve, on_training in zip(zip(*curves, strict=True), fitted, strict=True)
     ]
     if run.method in DRAWN:
@@ -103,4 +110,4 @@ def regions(nets: Networks, seeds: int) -> list[list[float]]:
     return [[round(p, 3) for p in row] for row in mean.view(GRID, GRID).tolist()]
 
 
-BENCHMARK = Benchmark("spiral", PRESETS, runs, execute)
+BENCHMARK = Benchmark("spiral", PRESETS, runs, execute, sections(DRAWN, EDGE))

@@ -1,12 +1,15 @@
 """The biases benchmark: its networks, its augmentation, its pairing."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torchvision.models import resnet34
 
-from benchmarks import biases
+from benchmarks import biases, harness
 from benchmarks.cifar_data import Images
+from benchmarks.records import load
 
 
 def images(count: int = 6) -> Images:
@@ -33,7 +36,7 @@ def test_only_the_last_bias_is_slow(method: str) -> None:
     net = biases.resnet((1, 1), 2)
     groups = biases.optimizer(method, net, momentum=0.9).param_groups
     slow = [p for group in groups if group.get("period", 1) == biases.K for p in group["params"]]
-    assert [id(p) for p in slow] == ([id(net.get_parameter("fc.bias"))] if "slow" in method else [])
+    assert [id(p) for p in slow] == ([id(net.get_parameter("fc.bias"))] if "multirate" in method else [])
     assert sum(len(group["params"]) for group in groups) == len(list(net.parameters()))
     assert all(group["lr"] == 0.1 and group["momentum"] == 0.9 for group in groups)
 
@@ -86,3 +89,12 @@ def test_accuracy_counts_the_right_ones() -> None:
             return nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float()
 
     assert biases.accuracy(Says(), images(20)) == 10.0  # two of twenty are of class 0
+
+
+@pytest.mark.data
+def test_smoke_record_is_paired_by_seed(data_dir: Path, tmp_path: Path) -> None:
+    record = load(harness.run(biases.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
+    for method in biases.METHODS:
+        assert sorted(record.numbers(method, "accuracy")) == [0, 1]
+        assert all(len(curve) == 1 for curve in record.curves(method, "accuracy per epoch").values())
+    assert all(len(claim.values(record)) == 2 for claim in biases.SECTION.claims)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks import spiral, spiral_task
+from benchmarks import harness, report_plots, spiral, spiral_task
+from benchmarks.records import Record, load
 
 Array = npt.NDArray[np.float64]
 Theta = dict[str, Array]
@@ -70,14 +71,14 @@ def rare(rate: float) -> Update:
 
 ORACLES: dict[str, Update] = {
     "SGD": ordinary({}),
-    "slow biases": multirate(HIDDEN + OUTPUT),
-    "slow input biases": multirate(HIDDEN),
-    "slow output bias": multirate(OUTPUT),
+    "multirate, all biases": multirate(HIDDEN + OUTPUT),
+    "multirate, input biases": multirate(HIDDEN),
+    "multirate, output bias": multirate(OUTPUT),
     "biases at 5h every step": ordinary({"b1": K * H, "b2": K * H}),
     "biases frozen, same step size": rare(H),
-    "slow biases, no drift": rare(K * H),
+    "multirate, no drift": rare(K * H),
     "SGD, momentum 0.9": ordinary({}, momentum=0.9),
-    "slow biases, momentum 0.9": multirate(HIDDEN + OUTPUT, momentum=0.9),
+    "multirate, momentum 0.9": multirate(HIDDEN + OUTPUT, momentum=0.9),
 }
 
 
@@ -181,3 +182,47 @@ def test_networks_start_as_torch_does_and_leave_global_random_numbers_alone() ->
     layer = nn.Linear(2, spiral_task.WIDTH)
     assert torch.equal(nets.hidden.weight[1], layer.weight)
     assert torch.equal(nets.hidden.bias[1], layer.bias)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return load(harness.run(spiral.BENCHMARK, "smoke", tmp_path_factory.mktemp("spiral")).path)
+
+
+def test_smoke_record_has_every_method_and_seed(smoke: Record) -> None:
+    for method in spiral.METHODS:
+        curves = smoke.curves(method, "accuracy per evaluation")
+        assert sorted(curves) == [0, 1]
+        assert all(len(curve) == 2 for curve in curves.values())
+        assert {seed: curve[-1] for seed, curve in curves.items()} == smoke.numbers(method, "accuracy")
+        assert smoke.curves(method, "epoch") == {0: [2, 4], 1: [2, 4]}
+
+
+def test_sections_find_their_numbers(smoke: Record) -> None:
+    for section in spiral.BENCHMARK.sections:
+        for part in (*section.rows, *section.claims):
+            assert len(part.values(smoke)) == 2, part
+        assert len(report_plots.plots(section, smoke)) == len(section.plots)
+
+
+def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
+    for method in spiral.METHODS:
+        kept = [result.get("regions") for result in smoke.results(method).values()]
+        assert [region is not None for region in kept] == [method in spiral.DRAWN, False]
+    nets = spiral_task.Networks([0])
+    with torch.no_grad():  # label 1 exactly where y > 0
+        for parameter in nets.parameters():
+            parameter.zero_()
+        nets.hidden.weight[0, 0] = torch.tensor([0.0, 50.0])
+        nets.output.weight[0, 0, 0] = 50.0
+        nets.output.bias[0] = -1.0
+    grid = spiral.regions(nets, 1)
+    assert (len(grid), len(grid[0])) == (spiral.GRID, spiral.GRID)
+    assert all(p < 0.5 for p in grid[0])
+    assert all(p > 0.5 for p in grid[-1])
+
+
+def test_every_preset_names_known_methods() -> None:
+    for config in spiral.PRESETS.values():
+        assert set(config.methods) <= set(spiral.METHODS)
+    assert spiral.PRESETS["cpu"].seeds >= 10
