@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import harness
+from benchmarks import harness, records
 from benchmarks.errors import UserError
+from benchmarks.paper import ITEMS
 from benchmarks.registry import REGISTERED
 from benchmarks.suite import run_all
 
 RESULTS = Path(__file__).parent / "results"
 SMOKE = Path("runs")
+README = Path(__file__).parent.parent / "README.md"
 
 Preset = Annotated[str, typer.Option(help="Which configuration: smoke, cpu, gpu or paper.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with real data; default MRREG_DATA, else a download.")]
@@ -55,6 +57,29 @@ def all_(
     for name, reason in failures.items():
         print(f"FAILED {name}: {reason}", file=sys.stderr)
     raise typer.Exit(1 if failures else 0)
+
+
+@app.command("report")
+def report_(
+    records_in: Annotated[Path, typer.Option("--records", help="Folder of the records.", file_okay=False)] = RESULTS,
+    out: Annotated[Path, typer.Option(help="Folder of report.html and report.md.", file_okay=False)] = RESULTS,
+    readme: Annotated[bool, typer.Option("--readme", help="Also put the summary table into README.md.")] = False,
+) -> None:
+    """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
+    from benchmarks import report  # matplotlib takes a second, which no other command needs
+
+    found = records.load_all(records_in)
+    if unknown := sorted({record.benchmark for record in found} - REGISTERED.keys()):
+        raise UserError(f"{records_in}: records of unknown benchmarks: {', '.join(unknown)}. Move them away.")
+    shown = [(record, REGISTERED[record.benchmark].load().sections) for record in found]
+    chapters = report.chapters(shown, ITEMS)
+    title = "Multirate Training of Neural Networks: the paper's numbers beside ours"
+    intro = f"Made from {len(shown)} records by python -m benchmarks report."
+    for path in report.write(title, intro, chapters, out):
+        print(path)
+    if readme:
+        report.fill_readme(README, chapters)
+        print(README)
 
 
 def folder(preset: str) -> Path:

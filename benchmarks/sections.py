@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from benchmarks import stats
 from benchmarks.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Values = Callable[[Record], Sequence[float]]
 """How the numbers behind one row or claim come out of a record, one number a seed (or repeat)."""
@@ -83,6 +87,14 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """Any other plot: `draw` fills an empty figure, and returns False where the record has nothing to draw."""
+
+    title: str
+    draw: "Callable[[Record, Figure], bool]"
+
+
+@dataclass(frozen=True)
 class Section:
     """One table or figure.
 
@@ -90,6 +102,8 @@ class Section:
         item: Which one of `benchmarks.paper.ITEMS`; empty for what goes beyond the paper.
         title: What it shows.
         unit: Of the numbers in the rows ("%", "s", "").
+        digits: How many decimals of them are shown.
+        center: What is compared with the paper; seconds and their ratios want the median.
         rows: The table.
         claims: What the paper (or this project) says of it, for the code to check.
         plots: What one would show in a talk.
@@ -102,9 +116,11 @@ class Section:
     item: str
     title: str
     unit: str = ""
+    digits: int = 2
+    center: Literal["mean", "median"] = "mean"
     rows: tuple[Row, ...] = ()
     claims: tuple[Claim, ...] = ()
-    plots: tuple[Curves | Bars, ...] = ()
+    plots: tuple[Curves | Bars | Drawing, ...] = ()
     tolerance: float | None = None
     full: frozenset[str] = frozenset({"gpu", "paper"})
     note: str = ""

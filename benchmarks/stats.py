@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from scipy.special import stdtrit
 
@@ -12,13 +12,17 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers in brief: how many, mean, smallest, largest, half the width of the 95 % interval (nan if n < 2)."""
+    """Numbers in brief: how many, mean, smallest, largest, half the width of the 95 % interval (nan if n < 2).
+
+    `lost` counts numbers that were not finite: diverged runs.
+    """
 
     n: int
     mean: float
     low: float
     high: float
     half: float
+    median: float
     lost: int = 0
 
     @property
@@ -32,10 +36,10 @@ def summarize(values: Iterable[float]) -> Summary:
     kept = [value for value in given if math.isfinite(value)]
     lost = len(given) - len(kept)
     if not kept:
-        return Summary(0, math.nan, math.nan, math.nan, math.nan, lost)
+        return Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, lost)
     n = len(kept)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(kept) / math.sqrt(n) if n > 1 else math.nan
-    return Summary(n, fmean(kept), min(kept), max(kept), half, lost)
+    return Summary(n, fmean(kept), min(kept), max(kept), half, median(kept), lost)
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:

@@ -1,0 +1,193 @@
+"""One self-contained HTML page and one Markdown file from all records, and the table of the README."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+
+from benchmarks import report_plots, stats, verdict
+from benchmarks.errors import UserError
+from benchmarks.paper import Item
+from benchmarks.records import Record
+from benchmarks.sections import Claim, Row, Section
+
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+PRESETS = ("paper", "gpu", "cpu")  # the largest first
+Shown = Sequence[tuple[Record, tuple[Section, ...]]]
+"""Records with what is to be shown of each."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table, formatted."""
+
+    label: str
+    paper: str
+    ours: str
+    spread: str
+    runs: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim, what was found, and whether it holds."""
+
+    text: str
+    found: str
+    said: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """One section as one record shows it."""
+
+    title: str
+    made: str
+    verdict: str
+    unit: str
+    center: str
+    tolerance: str
+    note: str
+    facts: Sequence[str]
+    lines: Sequence[Line]
+    claims: Sequence[Checked]
+    plots: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A table or figure of the paper, or a benchmark that goes beyond it, with what each record says."""
+
+    item: str
+    title: str
+    missing: str
+    blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def heading(self) -> str:
+        return f"{self.item}. {self.title}" if self.item else self.title
+
+
+def chapters(shown: Shown, items: Mapping[str, Item]) -> list[Chapter]:
+    """Every item of the paper in its order, then what goes beyond it."""
+    made = {item: Chapter(item, about.title, _missing(about)) for item, about in items.items()}
+    ordered = sorted(
+        shown, key=lambda pair: PRESETS.index(pair[0].preset) if pair[0].preset in PRESETS else len(PRESETS)
+    )
+    for record, sections in ordered:
+        for section in sections:
+            key = section.item or f"{record.benchmark}: {section.title}"
+            made.setdefault(key, Chapter("", section.title, "")).blocks.append(block(section, record))
+    return list(made.values())
+
+
+def block(section: Section, record: Record) -> Block:
+    """What one record says of one section."""
+    tolerance = "" if section.tolerance is None else f"{section.tolerance:g} {section.unit}".strip()
+    return Block(
+        title=section.title,
+        made=made_with(record),
+        verdict=str(verdict.judge(section, record)),
+        unit=section.unit,
+        center=section.center,
+        tolerance=tolerance,
+        note=section.note,
+        facts=list(section.facts(record)),
+        lines=[_line(row, section, record) for row in section.rows],
+        claims=[_checked(claim, section, record) for claim in section.claims],
+        plots=report_plots.plots(section, record),
+    )
+
+
+def made_with(record: Record) -> str:
+    """Preset, seeds, device, versions, commit and date in one sentence."""
+    seeds = record.seeds
+    named = (
+        f"{seeds[0]} to {seeds[-1]}"
+        if seeds == list(range(len(seeds))) and len(seeds) > 1
+        else ", ".join(map(str, seeds))
+    )
+    dirty = " with local changes" if any(record.distinct("dirty")) else ""
+    commits = ", ".join(record.distinct("commit")) or "unknown"
+    dates = record.distinct("date")
+    parts = [
+        f"python -m benchmarks {record.benchmark} --preset {record.preset}",
+        f"{len(record.runs)} of {record.total} runs",
+        f"seeds {named}",
+        f"{record.device}, {record.threads} threads",
+        f"torch {record.versions['torch']}, mrreg {record.versions['mrreg']}",
+        f"commit {commits}{dirty}",
+        dates[-1] if dates else "no date",
+    ]
+    return " · ".join(parts)
+
+
+def write(title: str, intro: str, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
+    """Write report.html and report.md."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = out / "report.html", out / "report.md"
+    for path in paths:
+        template = _environment().get_template(f"{path.name}.j2")
+        text = template.render(title=title, intro=intro, chapters=parts, rule=verdict.RULE)
+        path.write_text(text, encoding="utf-8")
+    return paths
+
+
+def fill_readme(readme: Path, parts: Sequence[Chapter]) -> None:
+    """Put the summary table between the two marks of the README.
+
+    Raises:
+        UserError: If the marks are not there.
+    """
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"{readme}: the README must have the lines {BEGIN} and {END}, got none. Add them.")
+    table = _environment().get_template("summary.md.j2").render(chapters=parts)
+    readme.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=lambda name: bool(name and name.endswith(".html.j2")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    return environment
+
+
+def _missing(item: Item) -> str:
+    if not item.benchmark:
+        return "Nothing to measure."
+    return f"No record yet: python -m benchmarks {item.benchmark}"
+
+
+def _line(row: Row, section: Section, record: Record) -> Line:
+    digits = section.digits
+    paper = row.paper
+    theirs = "" if paper is None else f"{paper.mean:.{digits}f}"
+    if paper and paper.low is not None and paper.high is not None:
+        theirs += f" ({paper.low:.{digits}f} to {paper.high:.{digits}f})"
+    summary = stats.summarize(row.values(record))
+    if not summary.n:
+        return Line(row.label, theirs, "diverged" if summary.lost else "not yet", "", str(summary.lost))
+    ours = f"{verdict.center(row, section, record):.{digits}f}"
+    if section.center == "mean" and summary.n > 1:
+        ours += f" ± {summary.half:.{digits}f}"
+    runs = str(summary.n) + (f" ({summary.lost} more diverged)" if summary.lost else "")
+    return Line(row.label, theirs, ours, f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", runs)
+
+
+def _checked(claim: Claim, section: Section, record: Record) -> Checked:
+    summary = stats.summarize(claim.values(record))
+    digits = section.digits
+    low, high = summary.interval
+    interval = f", 95 % interval {low:+.{digits}f} to {high:+.{digits}f}" if summary.n > 1 else ""
+    bound = f" (bound {claim.above:+g})" if claim.above else ""
+    found = f"{summary.mean:+.{digits}f}{interval}{bound}" if summary.n else ""
+    return Checked(claim.text, found, verdict.judge_claim(claim, record))
