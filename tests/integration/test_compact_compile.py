@@ -1,0 +1,57 @@
+"""Compact masked steps under torch.compile: one graph for all draws, the numbers of the eager computation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from compact_oracle import gradients, masked_call, units_of
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from mrreg import compact
+
+CASES: list[tuple[str, Callable[[], nn.Module], str, tuple[int, ...], int, str]] = [
+    ("input", lambda: nn.Linear(8, 6), "input", (3, 8), 8, "aot_eager"),
+    ("output", lambda: nn.Conv2d(3, 8, 3), "output", (2, 3, 6, 6), 8, "aot_eager"),
+    ("pair", lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)), "hidden", (3, 4), 8, "inductor"),
+    (
+        "encoder",
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        "hidden",
+        (2, 3, 4),
+        8,
+        "aot_eager",
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "structure", "shape", "width", "backend"),
+    [pytest.param(*case, backend, id=f"{name}-{backend}") for name, *case, backend in CASES],
+)
+def test_one_graph_for_all_draws(
+    build: Callable[[], nn.Module], structure: str, shape: tuple[int, ...], width: int, backend: str
+) -> None:
+    torch._dynamo.reset()
+    module = build()
+    counter = CompileCounterWithBackend(backend)
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def compiled(features: Tensor, kept: Tensor) -> Any:
+        units = units_of(module, structure, kept)
+        if not compact.possible(module, structure):
+            return None
+        compact.pays(module, structure, units, (features,))  # the decision, too, must be traceable
+        return compact.forward(module, structure, units, (features,), {})
+
+    for _ in range(4):
+        units = units_of(module, structure, torch.randperm(width)[: width // 2].sort().values)
+        kept = next(iter(units.values())).kept
+        features = torch.randn(shape, requires_grad=True)
+        ours = gradients(module, features, partial(compiled, features, kept))
+        theirs = gradients(module, features, partial(masked_call, module, units, features))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 1
