@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from benchmarks import harness, report_plots, spiral, spiral_task
 from benchmarks.records import Record, load
+from benchmarks.sections import Claim, Row
 
 Array = npt.NDArray[np.float64]
 Theta = dict[str, Array]
@@ -200,7 +201,8 @@ def test_smoke_record_has_every_method_and_seed(smoke: Record) -> None:
 
 def test_sections_find_their_numbers(smoke: Record) -> None:
     for section in spiral.BENCHMARK.sections:
-        for part in (*section.rows, *section.claims):
+        parts: list[Row | Claim] = [*section.rows, *section.claims]
+        for part in parts:
             assert len(part.values(smoke)) == 2, part
         assert len(report_plots.plots(section, smoke)) == len(section.plots)
 
