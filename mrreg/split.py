@@ -1,6 +1,5 @@
 """Which parameters are fast and which are slow, as parameter groups."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -8,7 +7,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from mrreg.checks import whole
-from mrreg.errors import NoEffectWarning, bad, some, unknown
+from mrreg.errors import bad, some, unknown
 
 Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
 Choice: TypeAlias = Selector | Iterable[Any]
@@ -36,7 +35,8 @@ def split(
             `weight_decay`, names) are kept.
         fast: What trains at every step: names of modules or parameters, glob patterns over them ("layer[34]",
             "*.bias"), modules, parameters, predicates (name, parameter) -> bool, or an iterable of these. Prefixes
-            of wrappers ("module.", "_orig_mod.") may be left out of names. Paper: theta_F.
+            of wrappers ("module.", "_orig_mod.") may be left out of names, and predicates do not see them. Paper:
+            theta_F.
         slow: What trains at every k-th step, in the same forms. A mapping from any of these to a period makes more
             than two scales: `slow={"stem": 25, "body": 5}`. Paper: theta_S.
 
@@ -47,9 +47,6 @@ def split(
     Raises:
         TypeError: If something is of another kind than listed above.
         ValueError: If a choice matches nothing, `fast` and `slow` overlap or leave something out, or a part is empty.
-
-    Warns:
-        NoEffectWarning: If all parameters of a part are frozen.
 
     Example:
         >>> import mrreg
@@ -80,7 +77,6 @@ def split(
         )
         raise bad(ValueError, "split", "slow", "all that is not fast", _shown(slow), remedy)
     periods |= dict.fromkeys(rest, None if slow is None else 1)
-    _warn_frozen(periods)
     return [part for group in groups for part in _cut(group, periods)]
 
 
@@ -128,14 +124,14 @@ def _read(where: str, model: object) -> tuple[list[Group], Names]:
     if isinstance(model, nn.Module):
         groups = [_group(where, {"params": model.named_parameters()})]
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            names[parameter] = (*names.get(parameter, ()), *_spellings(name))
+            names[parameter] = (*names.get(parameter, ()), name)
     elif isinstance(model, Iterable) and not isinstance(model, str | Tensor | Mapping):
         items = list(model)
         is_groups = bool(items) and isinstance(items[0], Mapping)
         groups = [_group(where, item) for item in (items if is_groups else [{"params": items}])]
         for group in groups:
-            known = group.get("param_names", [""] * len(group["params"]))
-            names |= {p: _spellings(name) for p, name in zip(group["params"], known, strict=True)}
+            known = zip(group["param_names"]) if "param_names" in group else [()] * len(group["params"])
+            names |= dict(zip(group["params"], known, strict=True))
     else:
         raise bad(TypeError, where, "model", "a module, parameters or parameter groups", _shown(model))
     if not names:
@@ -213,7 +209,7 @@ def _found(where: str, argument: str, selector: Selector, names: Names) -> set[T
     elif isinstance(selector, str):
         return _found_by_name(where, argument, selector, names)
     else:
-        found = {p for p, aliases in names.items() if any(selector(name, p) for name in aliases or ("",))}
+        found = {p for p, aliases in names.items() if any(selector(_plain(name), p) for name in aliases or ("",))}
     if not found:
         raise bad(ValueError, where, argument, "a choice of at least one parameter", _shown(selector))
     return found
@@ -221,16 +217,18 @@ def _found(where: str, argument: str, selector: Selector, names: Names) -> set[T
 
 def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set[Tensor]:
     """The parameters that have the name or match the pattern, or lie in a module that does."""
-    paths = {p: {path for name in aliases for path in _paths(name)} for p, aliases in names.items()}
-    known = {path for group in paths.values() for path in group}
+    known: set[str] = set()
+    for spell in (str, _plain):  # names as they are come first: a model may really have a part called "module"
+        paths = {p: {path for name in aliases for path in _paths(spell(name))} for p, aliases in names.items()}
+        known = {path for own in paths.values() for path in own}
+        hits = {path for path in known if path == pattern or fnmatchcase(path, pattern)}
+        if hits:
+            return {p for p, own in paths.items() if own & hits}
     if not known:
         remedy = "Give the model, or groups made from model.named_parameters()."
         raise bad(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
-    hits = {path for path in known if path == pattern or fnmatchcase(path, pattern)}
-    if not hits:
-        rule = "the name of a module with parameters or of a parameter, or a pattern for one"
-        raise unknown(where, argument, rule, pattern, known)
-    return {p for p, own in paths.items() if own & hits}
+    rule = "the name of a module with parameters or of a parameter, or a pattern for one"
+    raise unknown(where, argument, rule, pattern, known)
 
 
 def _paths(name: str) -> Iterator[str]:
@@ -239,10 +237,9 @@ def _paths(name: str) -> Iterator[str]:
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
-def _spellings(name: str) -> tuple[str, ...]:
-    """A name without and, where that differs, with the prefixes of wrappers."""
-    plain = ".".join(part for part in name.split(".") if part not in WRAPPERS)
-    return tuple(dict.fromkeys(spelling for spelling in (plain, name) if spelling))
+def _plain(name: str) -> str:
+    """A name without the prefixes of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
@@ -252,18 +249,6 @@ def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
         kept = [i for i, p in enumerate(group["params"]) if periods[p] == period]
         lists: Group = {key: [group[key][i] for i in kept] for key in ("params", "param_names") if key in group}
         yield {**group, **lists, "period": period}
-
-
-def _warn_frozen(periods: Mapping[Tensor, int | None]) -> None:
-    """Warn about a part in which nothing can move."""
-    trainable = {period for p, period in periods.items() if p.requires_grad}
-    for period in dict.fromkeys(periods.values()):
-        if period not in trainable:
-            part = {None: "slow", 1: "fast"}.get(period, f"period-{period}")
-            message = (
-                f"split: every {part} parameter is frozen (requires_grad=False); nothing there trains until it is not"
-            )
-            warnings.warn(message, NoEffectWarning, stacklevel=3)
 
 
 def _is_named(item: object) -> bool:

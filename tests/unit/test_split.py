@@ -1,0 +1,363 @@
+"""`split` and `biases`: what every form of choice means, what groups come out, and what is refused."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrreg
+
+
+class Net(nn.Module):
+    """Six weights, of which `out` is tied to `embed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4))
+        self.layer3 = nn.Linear(4, 4)
+        self.layer4 = nn.Linear(4, 4, bias=False)
+        self.out = nn.Linear(4, 7)
+        self.out.weight = self.embed.weight
+
+
+ALL = [
+    "embed.weight",
+    "body.0.weight",
+    "body.0.bias",
+    "body.2.weight",
+    "body.2.bias",
+    "layer3.weight",
+    "layer3.bias",
+    "layer4.weight",
+    "out.bias",
+]
+BIASES = [name for name in ALL if name.endswith("bias")]
+OUT = ["embed.weight", "out.bias"]
+
+CHOICES: list[tuple[Callable[[Net], Any], list[str]]] = [
+    (lambda m: "layer4", ["layer4.weight"]),
+    (lambda m: "layer3.weight", ["layer3.weight"]),
+    (lambda m: ["layer4", "layer3.bias"], ["layer3.bias", "layer4.weight"]),
+    (lambda m: ("layer3.bias", m.layer4), ["layer3.bias", "layer4.weight"]),
+    (lambda m: {"layer3.bias", "layer4"}, ["layer3.bias", "layer4.weight"]),
+    (lambda m: "layer[34]", ["layer3.weight", "layer3.bias", "layer4.weight"]),
+    (lambda m: "layer?.weight", ["layer3.weight", "layer4.weight"]),
+    (lambda m: "*.bias", BIASES),
+    (lambda m: "body.[0]", ["body.0.weight", "body.0.bias"]),
+    (lambda m: np.str_("layer4"), ["layer4.weight"]),
+    (lambda m: "out", OUT),
+    (lambda m: "out.weight", ["embed.weight"]),
+    (lambda m: m.out, OUT),
+    (lambda m: m.layer3, ["layer3.weight", "layer3.bias"]),
+    (lambda m: m.layer3.weight, ["layer3.weight"]),
+    (lambda m: m.layer3.parameters(), ["layer3.weight", "layer3.bias"]),
+    (lambda m: m.layer3.named_parameters(), ["layer3.weight", "layer3.bias"]),
+    (lambda m: [m.layer3.parameters(), [m.layer4]], ["layer3.weight", "layer3.bias", "layer4.weight"]),
+    (lambda m: nn.ParameterList([m.layer4.weight]), ["layer4.weight"]),
+    (lambda m: lambda name, p: p.ndim == 1, ["body.0.bias", "body.2.weight", "body.2.bias", "layer3.bias", "out.bias"]),
+    (lambda m: lambda name, p: name.startswith("out"), OUT),
+    (lambda m: [lambda name, p: "layer3" in name, "layer4"], ["layer3.weight", "layer3.bias", "layer4.weight"]),
+    (lambda m: ["layer3", "layer3.weight", m.layer3], ["layer3.weight", "layer3.bias"]),
+]
+
+
+def parts(groups: list[dict[str, Any]]) -> list[tuple[list[str], int | None]]:
+    return [(group["param_names"], group["period"]) for group in groups]
+
+
+@pytest.mark.parametrize(("choose", "names"), CHOICES)
+def test_a_choice_means_the_same_parameters_as_fast_and_as_slow(choose: Callable[[Net], Any], names: list[str]) -> None:
+    model = Net()
+    rest = [name for name in ALL if name not in names]
+    assert parts(mrreg.split(model, fast=choose(model))) == [(names, 1), (rest, None)]
+    assert parts(mrreg.split(model, slow=choose(model))) == [(rest, 1), (names, None)]
+
+
+def test_both_given_together_cover_everything() -> None:
+    model = Net()
+    given = mrreg.split(model, fast=["out", "layer*"], slow="body")
+    assert parts(given) == parts(mrreg.split(model, slow=model.body))
+
+
+def test_groups_hold_the_tensors_themselves() -> None:
+    model = Net()
+    fast, slow = mrreg.split(model, fast="layer4")
+    assert fast["params"] == [model.layer4.weight]
+    assert all(type(p) is nn.Parameter for p in slow["params"])
+
+
+def test_a_mapping_makes_several_scales() -> None:
+    groups = mrreg.split(Net(), slow={"embed": 25, "body": np.int64(5)})
+    assert [(len(group["params"]), group["period"]) for group in groups] == [(4, 1), (4, 5), (1, 25)]
+    assert all(type(group["period"]) is int for group in groups)
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    wrapped = torch.compile(module)
+    assert isinstance(wrapped, nn.Module)
+    return wrapped
+
+
+WRAPPED: list[Callable[[Net], nn.Module]] = [
+    nn.DataParallel,
+    compiled,
+    lambda m: nn.DataParallel(compiled(m)),
+]
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+@pytest.mark.parametrize("fast", ["layer4", "layer4.weight", "layer?.weight", lambda name, p: name.startswith("layer")])
+def test_prefixes_of_wrappers_may_be_left_out(wrap: Callable[[Net], nn.Module], fast: Any) -> None:
+    model = Net()
+    plain, wrapped = mrreg.split(model, fast=fast), mrreg.split(wrap(model), fast=fast)
+    assert [group["params"] for group in plain] == [group["params"] for group in wrapped]
+
+
+def test_prefixes_of_wrappers_may_be_given() -> None:
+    model = Net()
+    (fast, _) = mrreg.split(nn.DataParallel(model), fast="module.layer4")
+    assert fast["params"] == [model.layer4.weight]
+
+
+def test_a_real_part_called_module_is_told_from_a_wrapper() -> None:
+    model = nn.ModuleDict({"fc": nn.Linear(2, 2), "module": nn.ModuleDict({"fc": nn.Linear(2, 2)})})
+    assert mrreg.split(model, fast="fc")[0]["param_names"] == ["fc.weight", "fc.bias"]
+    assert mrreg.split(model, fast="module.fc")[0]["param_names"] == ["module.fc.weight", "module.fc.bias"]
+
+
+def existing(model: Net) -> list[dict[str, Any]]:
+    decayed = {"params": [model.layer4.weight, model.layer3.weight], "weight_decay": 0.1, "lr": 0.5, "tag": "a"}
+    return [decayed, {"params": iter([model.layer3.bias]), "weight_decay": 0.0}, {"params": model.out.bias}]
+
+
+def test_existing_groups_keep_order_and_options() -> None:
+    model = Net()
+    groups = mrreg.split(existing(model), fast=[model.layer3, model.out.bias])
+    seen = [(group.pop("params"), group) for group in groups]
+    assert seen == [
+        ([model.layer3.weight], {"weight_decay": 0.1, "lr": 0.5, "tag": "a", "period": 1}),
+        ([model.layer4.weight], {"weight_decay": 0.1, "lr": 0.5, "tag": "a", "period": None}),
+        ([model.layer3.bias], {"weight_decay": 0.0, "period": 1}),
+        ([model.out.bias], {"period": 1}),
+    ]
+
+
+def test_given_groups_are_not_changed() -> None:
+    model = Net()
+    given = [{"params": [model.layer3.weight, model.layer4.weight], "lr": 0.1}]
+    groups = mrreg.split(given, fast=model.layer3.weight)
+    groups[0]["lr"] = 9.0
+    assert given == [{"params": [model.layer3.weight, model.layer4.weight], "lr": 0.1}]
+    assert groups[1]["lr"] == 0.1
+
+
+NAMED: list[Callable[[Net], Any]] = [
+    lambda m: m.named_parameters(),
+    lambda m: [{"params": list(m.named_parameters())}],
+    lambda m: torch.optim.SGD(m.named_parameters(), lr=0.1).param_groups,
+    lambda m: mrreg.split(m, fast="body"),
+]
+
+
+@pytest.mark.parametrize("give", NAMED)
+def test_named_parameters_can_be_chosen_by_name(give: Callable[[Net], Any]) -> None:
+    model = Net()
+    chosen = [group for group in mrreg.split(give(model), fast="layer*") if group["period"] == 1]
+    assert parts(chosen) == [(["layer3.weight", "layer3.bias", "layer4.weight"], 1)]
+
+
+def test_parameters_without_names_can_be_chosen_by_object_and_predicate() -> None:
+    model = Net()
+    by_object = mrreg.split(model.parameters(), fast=model.layer4)
+    by_predicate = mrreg.split(model.parameters(), slow=lambda name, p: p is not model.layer4.weight)
+    assert by_object == by_predicate
+    assert "param_names" not in by_object[0]
+
+
+def test_torch_takes_the_groups_with_their_names() -> None:
+    optimizer = torch.optim.SGD(mrreg.split(Net(), fast="out"), lr=0.1)
+    assert [group["param_names"][0] for group in optimizer.param_groups] == ["embed.weight", "body.0.weight"]
+
+
+def test_a_parameter_listed_twice_counts_once() -> None:
+    model = Net()
+    twice = [model.layer4.weight, model.layer3.bias, model.layer4.weight]
+    groups = mrreg.split(twice, fast=model.layer4)
+    assert [group["params"] for group in groups] == [[model.layer4.weight], [model.layer3.bias]]
+
+
+def test_frozen_parameters_are_placed_like_all_others() -> None:
+    model = Net()
+    before = mrreg.split(model, fast="layer3")
+    model.body.requires_grad_(False)
+    model.layer3.weight.requires_grad_(False)
+    assert parts(mrreg.split(model, fast="layer3")) == parts(before)
+
+
+def test_frozen_parameters_that_groups_leave_out_are_not_missed() -> None:
+    model = Net()
+    model.layer3.weight.requires_grad_(False)
+    trainable = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    for fast in (model.layer3, model.layer3.parameters()):
+        assert mrreg.split(trainable, fast=fast)[0]["params"] == [model.layer3.bias]
+
+
+BIAS_CASES: list[tuple[Callable[[Net], Any], list[str]]] = [
+    (lambda m: None, BIASES),
+    (lambda m: "body.0", ["body.0.bias"]),
+    (lambda m: ["layer3", m.out], ["layer3.bias", "out.bias"]),
+    (lambda m: "body.*", ["body.0.bias", "body.2.bias"]),
+    (lambda m: lambda name, p: "layer" in name, ["layer3.bias"]),
+]
+
+
+@pytest.mark.parametrize(("choose", "names"), BIAS_CASES)
+def test_biases_of_the_chosen_layers_are_slow(choose: Callable[[Net], Any], names: list[str]) -> None:
+    model = Net()
+    fast, slow = mrreg.biases(model, choose(model))
+    assert (slow["param_names"], slow["period"], fast["period"]) == (names, None, 1)
+    assert len(fast["params"]) + len(names) == len(ALL)
+    assert parts(mrreg.biases(model.named_parameters(), choose(model))) == parts([fast, slow])
+
+
+@pytest.mark.parametrize(
+    ("module", "count"),
+    [
+        (nn.LSTM(2, 3, num_layers=2, bidirectional=True), 8),
+        (nn.MultiheadAttention(4, 2, add_bias_kv=True), 4),
+        (nn.Conv2d(1, 2, 3), 1),
+        (nn.Bilinear(2, 2, 2), 1),
+    ],
+)
+def test_every_torch_layer_has_its_biases_recognized(module: nn.Module, count: int) -> None:
+    assert len(mrreg.biases(module)[1]["params"]) == count
+
+
+NAMES = "split: fast must be the name of a module with parameters or of a parameter, or a pattern for one, got "
+KINDS = "split: {} must be names, patterns, modules, parameters or predicates, got {}."
+NOTHING = "split: fast must be a choice of at least one parameter, got {}."
+ONCE = " An iterator such as model.parameters() is empty after its first use."
+
+REFUSED: list[tuple[type[Exception], str, Callable[[Net], dict[str, Any]]]] = [
+    (ValueError, NAMES + "'layer5'. Did you mean 'layer3', 'layer4'", lambda m: {"fast": "layer5"}),
+    (ValueError, NAMES + "'layer5'. Did you mean 'layer3', 'layer4'", lambda m: {"fast": ["body", "layer5"]}),
+    (ValueError, NAMES + "'Layer4'. Did you mean 'layer", lambda m: {"fast": "Layer4"}),
+    (ValueError, NAMES + "'q*'. There is: 'body', 'body.0',", lambda m: {"fast": "q*"}),
+    (ValueError, NAMES + "''. There is: ", lambda m: {"fast": ""}),
+    (ValueError, NAMES + "'body.1'. Did you mean 'body', 'body.0', 'body.2'", lambda m: {"fast": "body.1"}),
+    (ValueError, NOTHING.format("[]") + ONCE, lambda m: {"fast": []}),
+    (ValueError, NOTHING.format("'a tuple_iterator'") + ONCE, lambda m: {"fast": iter(())}),
+    (ValueError, NOTHING.format("'a ReLU'"), lambda m: {"fast": m.body[1]}),
+    (ValueError, NOTHING.format("'a function'"), lambda m: {"fast": lambda name, p: False}),
+    (TypeError, KINDS.format("fast", "3"), lambda m: {"fast": 3}),
+    (TypeError, KINDS.format("slow", "True"), lambda m: {"slow": [True]}),
+    (TypeError, KINDS.format("fast", "None"), lambda m: {"fast": ["body", None]}),
+    (TypeError, KINDS.format("fast", "b'body'"), lambda m: {"fast": b"body"}),
+    (TypeError, KINDS.format("fast", "<class 'torch.nn.modules.linear.Linear'>"), lambda m: {"fast": nn.Linear}),
+    (TypeError, KINDS.format("fast", "{'body': 5}"), lambda m: {"fast": {"body": 5}}),
+    (ValueError, "split: fast must be given, or slow, got None. Name what trains at every step: ", lambda m: {}),
+    (
+        ValueError,
+        "split: slow must be apart from what is chosen already, got 'body.0.bias'. Chosen twice: 'body.0.bias'.",
+        lambda m: {"fast": "body", "slow": "body.0.bias"},
+    ),
+    (ValueError, "Chosen twice: 'embed.weight'.", lambda m: {"fast": "out", "slow": "embed"}),
+    (ValueError, "Chosen twice: 'body.0.bias', 'body.0.weight'.", lambda m: {"slow": {"body": 25, "body.0": 5}}),
+    (
+        ValueError,
+        "split: slow must be all that is not fast, got ['embed', 'layer3']. Left out: 'layer4.weight', 'out.bias'. "
+        "Give fast or slow alone to have the rest in the other.",
+        lambda m: {"fast": "body", "slow": ["embed", "layer3"]},
+    ),
+    (ValueError, "split: fast must be some of the parameters, got 'all of them'. ", lambda m: {"fast": m}),
+    (ValueError, "split: slow must be some of the parameters, got 'all of them'. ", lambda m: {"slow": "*"}),
+    (ValueError, "split: slow must be a mapping with at least one entry, got {}.", lambda m: {"slow": {}}),
+    (TypeError, "split: slow['body'] must be a whole number, at least 1, got 2.5.", lambda m: {"slow": {"body": 2.5}}),
+    (
+        TypeError,
+        "split: slow['body'] must be a whole number, at least 1, got True.",
+        lambda m: {"slow": {"body": True}},
+    ),
+    (
+        TypeError,
+        "split: slow['body'] must be a whole number, at least 1, got None.",
+        lambda m: {"slow": {"body": None}},
+    ),
+    (ValueError, "split: slow['a Linear'] must be a whole number, at least 1, got 0.", lambda m: {"slow": {m.out: 0}}),
+    (
+        ValueError,
+        "split: fast must be parameters of the model, got 'a Linear'. Choose from the model or the groups",
+        lambda m: {"fast": nn.Linear(2, 2)},
+    ),
+    (
+        ValueError,
+        "split: fast must be parameters of the model, got 'a tensor of shape (2,)'.",
+        lambda m: {"fast": [m.out, nn.Parameter(torch.zeros(2))]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "arguments"), REFUSED)
+def test_refused_choices(kind: type[Exception], message: str, arguments: Callable[[Net], dict[str, Any]]) -> None:
+    model = Net()
+    with pytest.raises(kind, match=re.escape(message)):
+        mrreg.split(model, **arguments(model))
+
+
+UNNAMED = "split: fast must be no name where parameters have none, got 'body'. Give the model, or groups made from "
+MADE_OF = "split: model must be made of tensors, or of pairs of name and tensor, got "
+
+REFUSED_MODELS: list[tuple[type[Exception], str, Callable[[Net], Any]]] = [
+    (TypeError, "split: model must be a module, parameters or parameter groups, got 'a int'.", lambda m: 3),
+    (TypeError, "split: model must be a module, parameters or parameter groups, got None.", lambda m: None),
+    (TypeError, "split: model must be a module, parameters or parameter groups, got 'body'.", lambda m: "body"),
+    (
+        TypeError,
+        "split: model must be a module, parameters or parameter groups, got 'a dict'.",
+        lambda m: existing(m)[0],
+    ),
+    (TypeError, "split: model must be all groups with \"params\", or no groups, got 'a dict'.", lambda m: [{}]),
+    (TypeError, 'split: model must be all groups with "params"', lambda m: [{"params": m.parameters()}, m.out.bias]),
+    (TypeError, MADE_OF + "'a int'.", lambda m: [{"params": 3}]),
+    (TypeError, MADE_OF + "'a dict'.", lambda m: [m.out.bias, {}]),
+    (TypeError, MADE_OF + "'a Linear'.", lambda m: [m.out]),
+    (ValueError, "split: model must be something with parameters, got []. An iterator ends after use.", lambda m: []),
+    (ValueError, "split: model must be something with parameters, got 'a ReLU'.", lambda m: nn.ReLU()),
+    (ValueError, UNNAMED, lambda m: m.parameters()),
+    (ValueError, UNNAMED, existing),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "give"), REFUSED_MODELS)
+def test_refused_models(kind: type[Exception], message: str, give: Callable[[Net], Any]) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        mrreg.split(give(Net()), fast="body")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "layers"),
+    [
+        (ValueError, "biases: layers must be a choice with at least one bias, got 'layer4'. Layers made", "layer4"),
+        (ValueError, "biases: layers must be the name of a module with parameters or of a parameter", "layer5"),
+        (TypeError, "biases: layers must be names, patterns, modules, parameters or predicates, got 0.", 0),
+    ],
+)
+def test_refused_layers(kind: type[Exception], message: str, layers: Any) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        mrreg.biases(Net(), layers)
+
+
+def test_biases_need_names() -> None:
+    with pytest.raises(ValueError, match="parameters without names cannot be told apart"):
+        mrreg.biases(Net().parameters())
+
+
+def test_a_stranger_that_is_frozen_alone_is_no_choice() -> None:
+    stranger: Tensor = nn.Parameter(torch.zeros(2), requires_grad=False)
+    with pytest.raises(ValueError, match="a choice of at least one parameter"):
+        mrreg.split(Net(), fast=stranger)
