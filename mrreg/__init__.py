@@ -9,9 +9,11 @@ References:
 """
 
 from mrreg.errors import NoEffectWarning
+from mrreg.forms import MultirateAdamW, MultirateSGD
 from mrreg.langevin import LangevinSGD
+from mrreg.optim import Multirate
 from mrreg.split import biases, split
 
 __version__ = "0.1.0"
 
-__all__ = ["LangevinSGD", "NoEffectWarning", "biases", "split"]
+__all__ = ["LangevinSGD", "Multirate", "MultirateAdamW", "MultirateSGD", "NoEffectWarning", "biases", "split"]

@@ -1,0 +1,45 @@
+"""Stepping and copying the base optimizers of a `Multirate`."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from mrreg.drift import Group
+
+# What torch leaves out of copies too: hooks, and the step that a scheduler wrapped.
+LEFT = ("step", "_zero_grad_profile_name")
+
+
+def call(base: Optimizer, groups: list[Group]) -> None:
+    """Let a base take its step on some of its groups.
+
+    Its step is taken from under torch's wrapper, which would fire global hooks once more and record a second profile.
+    """
+    step = type(base).step
+    plain = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
+    whole = base.param_groups
+    base.param_groups = groups
+    try:
+        for before in base._optimizer_step_pre_hooks.values():
+            before(base, (), {})
+        plain(base)
+        for after in base._optimizer_step_post_hooks.values():
+            after(base, (), {})
+    finally:
+        base.param_groups = whole
+    base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
+
+
+def copied(base: Optimizer) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Class and attributes; torch's own copy keeps three attributes and loses those of third-party optimizers."""
+    if type(base).__getstate__ is not Optimizer.__getstate__:
+        return type(base), base.__getstate__()
+    kept = {key: value for key, value in vars(base).items() if key not in LEFT and not key.startswith("_optimizer_")}
+    return type(base), kept
+
+
+def rebuilt(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
+    """The copy of a base."""
+    base = kind.__new__(kind)
+    base.__setstate__(attributes)
+    return base

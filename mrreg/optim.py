@@ -1,0 +1,291 @@
+"""The engine: an ordinary torch optimizer whose parts train at different rates."""
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from types import TracebackType
+from typing import Any, Self, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mrreg.base import call, copied, rebuilt
+from mrreg.drift import DIRECTION, Course, Finish, Group, has_buffer, keep, measure, rest, step_size
+from mrreg.errors import NoEffectWarning, bad, wrong_moment
+from mrreg.flags import Flags
+from mrreg.gather import Gathered, gather
+from mrreg.parts import check_gradients, check_parts, check_periods, check_saved, planned
+
+
+class Multirate(Optimizer):
+    """Docstring."""
+
+    def __init__(
+        self,
+        parts: Iterable[tuple[Optimizer, int | None]],
+        *,
+        drift: bool = True,
+        gradient: str | Iterable[str] = "sync",
+    ) -> None:
+        where = type(self).__name__
+        pairs = check_parts(where, parts)
+        if not isinstance(drift, bool):
+            raise bad(TypeError, where, "drift", "True or False", drift)
+        plans = planned(where, pairs, check_gradients(where, gradient, len(pairs)))
+        bases = [base for base, _ in pairs]
+        shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
+        for group, plan in plans:
+            group |= plan
+        super().__init__([group for group, _ in plans], {key: bases[0].defaults[key] for key in shared})
+        for base in bases:
+            self.state.update(base.state)
+            base.state = self.state
+        self._drift = drift
+        self._begin(bases, Flags(group["params"] for group in self.param_groups))
+
+    def _begin(self, bases: list[Optimizer], flags: Flags) -> None:
+        """Set up what is not saved."""
+        self._bases = bases
+        self._flags = flags
+        self._courses: dict[int, Course] = {}
+        self._warned = False
+        self._finalizer = weakref.finalize(self, flags.restore)
+        self._finalizer.atexit = False
+        self._switch()
+
+    def _switch(self) -> None:
+        """Let every parameter require a gradient just where its part needs one at the next step."""
+        for index, group in enumerate(self.param_groups):
+            self._flags.set(index, group["clock"] == group["next_sync"] or group["gradient"] != "sync")
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Move every part: those that are due by their optimizer, the others along their direction.
+
+        Args:
+            closure: Recomputes the loss and its gradients, and returns the loss; called once.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._counts():
+            self._advance(self.param_groups[0]["clock"])
+        return loss
+
+    def _counts(self) -> bool:
+        """Whether this call is a step; where torch only wants state to exist, see to that."""
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and float(found_inf) != 0:
+            return False
+        if all(p.grad is None for p in self._params()):
+            return False
+        if all(_is_zero(group["lr"]) for group in self.param_groups):
+            grads = (p.grad for p in self._params() if p.grad is not None)
+            if not any((g.coalesce().values() if g.is_sparse else g).any() for g in grads):
+                self._create_state()
+                return False
+        return True
+
+    def _params(self) -> Iterator[Tensor]:
+        return chain.from_iterable(group["params"] for group in self.param_groups)
+
+    def _advance(self, now: int) -> None:
+        """One step of all parts."""
+        due = [group for group in self.param_groups if group["next_sync"] == now]
+        if not self._warned and all(p.grad is None for group in due for p in group["params"]):
+            self._warn_without_gradient()
+        ends = self._ends(due, now)
+        for base in self._bases:
+            if mine := [group for group in base.param_groups if group["next_sync"] == now]:
+                self._sync(base, mine, ends)
+            for group in base.param_groups:
+                if group["next_sync"] != now:
+                    self._between(base, group)
+        for group in due:
+            group["last_sync"], group["next_sync"] = now, ends[id(group)]
+        for group in self.param_groups:
+            group["clock"] = now + 1
+        self._switch()
+
+    def _ends(self, due: list[Group], now: int) -> dict[int, int]:
+        """The next sync step of each group that is due, by the group's id.
+
+        One period on, but never past a sync step of a slower part: while periods change, too, a slower part's sync
+        steps are sync steps of all finer ones.
+        """
+        if all(group["period"] == 1 for group in due):
+            return {id(group): now + 1 for group in due}
+        check_periods(type(self).__name__, self.param_groups)
+        ends = {id(group): group["next_sync"] for group in self.param_groups if group["next_sync"] != now}
+        for group in sorted(due, key=lambda g: -g["period"]):
+            slower = [ends[id(g)] for g in self.param_groups if g["period"] > group["period"]]
+            ends[id(group)] = min([now + group["period"], *slower])
+        return ends
+
+    def _sync(self, base: Optimizer, groups: list[Group], ends: dict[int, int]) -> None:
+        """Let a base take its step on the groups that are due, and note the directions of those that will drift."""
+        now = groups[0]["next_sync"]
+        gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
+        held = [self._measured(base, group) for group in groups if ends[id(group)] > now + 1]
+        call(base, groups if len(groups) < len(base.param_groups) else base.param_groups)
+        for group, params, finish in held:
+            if not params:
+                continue
+            if self._drift:
+                keep(base, group, params, finish(), self.state)
+            else:
+                torch._foreach_add_(params, finish(), alpha=(now + 1 - ends[id(group)]) * step_size(group))
+        for each in gathered:
+            each.give_back()
+
+    def _measured(self, base: Optimizer, group: Group) -> tuple[Group, list[Tensor], Finish]:
+        """A group that will be held, those of its parameters that move, and how to find their directions."""
+        params = [p for p in group["params"] if p.grad is not None]
+        if self._drift:
+            group["moving"] = len(params)
+            rest([p for p in group["params"] if p.grad is None], self.state)
+            self._courses.pop(id(group), None)
+        return group, params, measure(base, group, params, self.state)
+
+    def _between(self, base: Optimizer, group: Group) -> None:
+        """A step between two sync steps of a group."""
+        if self._drift:
+            course = self._courses.get(id(group))
+            if course is None or not course.fits(self.state):
+                course = self._courses[id(group)] = Course(base, group, self.state)
+            course.advance(step_size(group))
+        if group["gradient"] != "sync":
+            gather(group, self.state)
+
+    def _create_state(self) -> None:
+        """Give parameters with a gradient and no state the state of their first step, which must not count."""
+        for base in self._bases:
+            fresh = [
+                [p for p in g["params"] if p.grad is not None and not self.state.get(p)] for g in base.param_groups
+            ]
+            groups = [{**group, "params": new} for group, new in zip(base.param_groups, fresh, strict=True)]
+            call(base, groups)
+            for group, params in zip(base.param_groups, fresh, strict=True):
+                for own in (self.state[p] for p in params if p in self.state):
+                    if "step" in own:
+                        own["step"] = own["step"] * 0
+                if self._drift and group["period"] > 1 and not has_buffer(base, group):
+                    for p in params:
+                        self.state[p][DIRECTION] = torch.zeros_like(p)
+
+    def _warn_without_gradient(self) -> None:
+        self._warned = True
+        message = (
+            f"{type(self).__name__}: no parameter of the parts that are due got a gradient at this step. Where layers "
+            "run under activation checkpointing with use_reentrant=True, a frozen input cuts off all gradients: use "
+            "use_reentrant=False."
+        )
+        warnings.warn(message, NoEffectWarning, stacklevel=6)
+
+    @property
+    def due(self) -> tuple[bool, ...]:
+        """For each part, whether it gets a gradient at the next step."""
+        return tuple(any(group["clock"] == group["next_sync"] for group in groups) for _, groups in self._parts())
+
+    def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
+        """Base and groups of each part, in the order given, the periods within one base ascending."""
+        for base in self._bases:
+            for period in sorted({group["initial_period"] for group in base.param_groups}):
+                yield base, [group for group in base.param_groups if group["initial_period"] == period]
+
+    def __repr__(self) -> str:
+        lines = []
+        for index, (base, groups) in enumerate(self._parts()):
+            params = [p for group in groups for p in group["params"]]
+            first = groups[0]
+            position = first["clock"] - max(first["last_sync"], 0)
+            phase = (
+                "due"
+                if first["clock"] == first["next_sync"]
+                else f"{position} of {first['next_sync'] - first['last_sync']}"
+            )
+            count = sum(p.numel() for p in params)
+            lines.append(
+                f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
+                f"{count:,} parameters, {phase}, lr {', '.join(f'{step_size(g):g}' for g in groups)}"
+            )
+        head = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"
+        return "\n".join([head, *lines, ")"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
+
+        Args:
+            param_group: What torch would add.
+        """
+        if "_bases" in self.__dict__:
+            problem = "the parts are fixed at construction"
+            remedy = "Put parameters that train later into a part from the start, with requires_grad=False."
+            raise wrong_moment(f"{type(self).__name__}.add_param_group", problem, remedy)
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a saved state, or refuse it and change nothing.
+
+        Args:
+            state_dict: From `state_dict()` of an optimizer with the same parts.
+        """
+        where = f"{type(self).__name__}.load_state_dict"
+
+        def check(_: Optimizer, saved: dict[str, Any]) -> None:
+            check_saved(where, self._bases, self._drift, saved)
+
+        handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_drift": self._drift, "_flags": self._flags.saved(), "_bases": [copied(base) for base in self._bases]}
+        return super().__getstate__() | own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_bases" in state:
+            bases = [rebuilt(*base) for base in state.pop("_bases")]
+            flags = Flags.from_saved(state.pop("_flags"))
+            super().__setstate__(state)
+            self._begin(bases, flags)
+            return
+        for mine, new in zip(self.param_groups, state["param_groups"], strict=True):
+            fresh = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
+            kept = {key: mine[key] for key in ("period", "initial_period", "gradient")}
+            new |= {key: new.get(key, value) for key, value in (fresh | kept).items()}
+        super().__setstate__(state)
+        remaining = iter(self.param_groups)
+        for base in self._bases:
+            groups = [next(remaining) for _ in base.param_groups]
+            base.__setstate__({"state": self.state, "param_groups": groups})
+        self._courses.clear()
+        self._switch()
+
+    def close(self) -> None:
+        """Give `requires_grad` back as it was at construction; a later step takes it up again."""
+        self._flags.restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _is_zero(lr: float | Tensor) -> bool:
+    """Whether a learning rate is zero; one on another device is not waited for, torch puts a zero on the CPU."""
+    return (lr.device.type == "cpu" and not lr.any()) if isinstance(lr, Tensor) else lr == 0

@@ -1,0 +1,166 @@
+"""What `Multirate` is made of, checked: base optimizers, periods, and saved states that are to be loaded."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mrreg.checks import whole
+from mrreg.drift import DIRECTION, Group, has_buffer
+from mrreg.errors import bad
+
+GRADIENTS = ("sync", "mean", "sum")
+
+REFUSED = {
+    "LBFGS": "LBFGS evaluates the loss several times per step and its update mixes all parameters",
+    "Muon": "Muon's update is not element-wise",
+    "Adafactor": "Adafactor scales its update by norms of whole tensors",
+    "SparseAdam": "SparseAdam moves only the rows that have a gradient, so that nothing could drift",
+}
+
+
+def check_parts(where: str, parts: object) -> list[tuple[Optimizer, int | None]]:
+    """The pairs of base and period, each of the right kind, none twice."""
+    rule = "a list of pairs (optimizer, period)"
+    if not isinstance(parts, Iterable) or isinstance(parts, Mapping | str):
+        raise bad(TypeError, where, "parts", rule, parts)
+    pairs = list(parts)
+    if not pairs:
+        raise bad(ValueError, where, "parts", "a list of at least one pair (optimizer, period)", pairs)
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise bad(TypeError, where, f"parts[{i}]", "a pair (optimizer, period)", type(pair).__name__)
+        _check_base(where, f"parts[{i}]", pair[0])
+    _check_overlap(where, [base for base, _ in pairs])
+    return [(base, None if k is None else whole(where, f"parts[{i}] period", k)) for i, (base, k) in enumerate(pairs)]
+
+
+def _check_base(where: str, argument: str, base: object) -> None:
+    """Refuse what cannot be a base."""
+    if not isinstance(base, Optimizer):
+        raise bad(TypeError, where, argument, "a pair of a torch.optim.Optimizer and a period", type(base).__name__)
+    rule, name = "an element-wise optimizer", type(base).__name__
+    for refused, reason in REFUSED.items():
+        if isinstance(base, getattr(torch.optim, refused, ())):
+            raise bad(ValueError, where, argument, rule, name, f"{reason}.")
+    if hasattr(base, "due"):
+        raise bad(ValueError, where, argument, rule, name, "Give all parts to one Multirate instead of nesting them.")
+    parameters = list(inspect.signature(type(base).step).parameters.values())[1:]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if required:
+        reason = f"Its step needs {required[0]!r}, and one backward pass serves all parts."
+        raise bad(ValueError, where, argument, "an optimizer whose step needs no argument", name, reason)
+    for group in base.param_groups:
+        if "lr" not in group:
+            raise bad(ValueError, where, argument, "an optimizer with lr in its groups", name)
+        if group.get("differentiable"):
+            remedy = "Autograd cannot follow directions that are held over several steps."
+            raise bad(ValueError, where, argument, "an optimizer with differentiable=False", name, remedy)
+
+
+def _check_overlap(where: str, bases: list[Optimizer]) -> None:
+    """Refuse a parameter in two groups, or twice in one."""
+    seen: dict[Tensor, int] = {}
+    for i, base in enumerate(bases):
+        for p in (p for group in base.param_groups for p in group["params"]):
+            if p in seen:
+                owners = f"a tensor of shape {tuple(p.shape)} in parts {seen[p]} and {i}"
+                raise bad(ValueError, where, "parts", "disjoint", owners, "Give every parameter to one part.")
+            seen[p] = i
+
+
+def check_periods(where: str, groups: list[Group]) -> None:
+    """Periods are whole numbers, the fastest is 1, and each divides the next slower one."""
+    periods = sorted({whole(where, f"param_groups[{i}]['period']", g["period"]) for i, g in enumerate(groups)})
+    if periods[0] != 1:
+        remedy = "Something must move at every step: give one part period 1."
+        raise bad(ValueError, where, "period", "1 for the fastest part", periods, remedy)
+    for finer, coarser in pairwise(periods):
+        if coarser % finer:
+            remedy = f"{finer} does not divide {coarser}."
+            raise bad(ValueError, where, "period", "a divisor of the next slower part's", periods, remedy)
+
+
+def check_gradients(where: str, gradient: object, count: int) -> list[str]:
+    """One word per part."""
+    words = [gradient] * count if isinstance(gradient, str) or not isinstance(gradient, Iterable) else list(gradient)
+    if len(words) != count:
+        raise bad(ValueError, where, "gradient", f"one word, or one for each of the {count} parts", gradient)
+    for word in words:
+        if word not in GRADIENTS:
+            raise bad(
+                ValueError if isinstance(word, str) else TypeError, where, "gradient", f"one of {GRADIENTS}", word
+            )
+    return [str(word) for word in words]
+
+
+def check_saved(where: str, bases: list[Optimizer], drift: bool, saved: dict[str, Any]) -> None:
+    """Refuse a saved state of another optimizer, before anything of the live one has changed."""
+    groups = [(base, group) for base in bases for group in base.param_groups]
+    theirs = saved["param_groups"]
+    if len(theirs) != len(groups):
+        rule = f"saved with {len(groups)} parameter groups"
+        raise bad(ValueError, where, "state_dict", rule, len(theirs), "Build the same parts before loading.")
+    if len({group.get("clock", 0) for group in theirs}) > 1:
+        clocks = [group.get("clock", 0) for group in theirs]
+        raise bad(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
+    for i, ((base, mine), their) in enumerate(zip(groups, theirs, strict=True)):
+        argument = f"state_dict['param_groups'][{i}]"
+        _check_group(where, argument, mine, their)
+        states = [saved["state"].get(key, {}) for key in their["params"]]
+        _check_shapes(where, argument, mine["params"], states)
+        if drift:
+            key = "momentum_buffer" if has_buffer(base, {**mine, **their}) else DIRECTION
+            _check_complete(where, argument, their, sum(own.get(key) is not None for own in states))
+
+
+def _check_group(where: str, argument: str, mine: Group, their: Group) -> None:
+    """Number of parameters and period as at construction."""
+    counts = len(mine["params"]), len(their["params"])
+    if counts[0] != counts[1]:
+        raise bad(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
+    period = their.get("initial_period", their.get("period", 1))
+    if period != mine["initial_period"]:
+        remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
+        raise bad(ValueError, where, argument, f"saved with period {mine['initial_period']}", period, remedy)
+
+
+def _check_shapes(where: str, argument: str, params: list[Tensor], states: list[dict[str, Any]]) -> None:
+    """State with a parameter's number of dimensions has its shape."""
+    for p, own in zip(params, states, strict=True):
+        for key, value in own.items():
+            if isinstance(value, Tensor) and value.dim() == p.dim() and value.shape != p.shape:
+                rule = f"saved with {key} of shape {tuple(p.shape)}"
+                raise bad(ValueError, where, argument, rule, tuple(value.shape), "The model differs.")
+
+
+def _check_complete(where: str, argument: str, their: Group, found: int) -> None:
+    """Every parameter that was moving has its direction."""
+    moving = their.get("moving", 0)
+    if found < moving:
+        remedy = (
+            "torch's set_state_dict drops the state of parameters that do not require gradients at that moment: load "
+            "into a newly built optimizer, or call close() on this one first."
+        )
+        raise bad(ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy)
+
+
+def planned(where: str, pairs: list[tuple[Optimizer, int | None]], words: list[str]) -> list[tuple[Group, Group]]:
+    """Every group with what it needs to be a part: its period, its clock and its sync steps."""
+    plans = []
+    for i, ((base, period), word) in enumerate(zip(pairs, words, strict=True)):
+        for group in base.param_groups:
+            own = group.get("period")
+            if own is not None and period is not None and own != period:
+                remedy = "Give None as the pair's period to use those of the groups."
+                raise bad(ValueError, where, f"parts[{i}] period", f"{own}, as its groups say", period, remedy)
+            k = period if own is None else own
+            k = whole(where, f"parts[{i}] period", 1 if k is None and "period" not in group else k)
+            clock = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
+            plans.append((group, {"period": k, "initial_period": k, "gradient": word, **clock}))
+    check_periods(where, [plan for _, plan in plans])
+    return plans
