@@ -1,0 +1,309 @@
+"""`LangevinSGD`: torch.optim.SGD plus noise of its own; what it saves, and what it refuses."""
+
+import copy
+import io
+import math
+import pickle
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from mrreg import LangevinSGD
+
+SHAPES = ((3, 4), (5,), ())
+
+
+def train(optimizer: torch.optim.Optimizer, steps: int, start: int = 0) -> None:
+    """Steps with fixed random gradients, some of them missing."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for t in range(start, start + steps):
+        generator = torch.Generator().manual_seed(t)
+        for i, p in enumerate(params):
+            p.grad = None if (i + t) % 4 == 3 else torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        optimizer.step()
+
+
+def new(dtype: torch.dtype = torch.float32, **options: Any) -> tuple[list[nn.Parameter], LangevinSGD]:
+    generator = torch.Generator().manual_seed(99)
+    params = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in SHAPES]
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    return params, LangevinSGD(groups, **{"lr": 0.1, "momentum": 0.9, "temperature": 0.5, **options})
+
+
+def noise(count: int = 1, **options: Any) -> Tensor:
+    """The forces of some steps without gradients; the scale is 1 by default."""
+    p = nn.Parameter(torch.zeros(1000))
+    settings = {"lr": 2.0, "temperature": 1.0, "momentum": 0.0, **options}
+    group = {"params": [p], **({"period": settings.pop("period")} if "period" in settings else {})}
+    optimizer = LangevinSGD([group], **settings)
+    forces = []
+    for _ in range(count):
+        p.grad = torch.zeros_like(p)
+        before = p.detach().clone()
+        optimizer.step()
+        forces.append((before - p.detach()) / settings["lr"])
+    return torch.stack(forces)
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"momentum": 0},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "weight_decay": 0.1},
+        {"momentum": 0, "weight_decay": 0.1, "maximize": True},
+        {"momentum": 0.5, "maximize": True},
+    ],
+)
+def test_without_temperature_it_is_torch_sgd_bit_for_bit(
+    foreach: bool | None, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
+    ours, optimizer = new(dtype, temperature=0, foreach=foreach, **options)
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    reference = torch.optim.SGD(theirs, lr=0.1, foreach=foreach, **options)
+    for t in range(6):
+        train(optimizer, 1, t)
+        train(reference, 1, t)
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p, q)
+            assert optimizer.state[p].keys() == {key for key, value in reference.state[q].items() if value is not None}
+            assert all(torch.equal(value, reference.state[q][key]) for key, value in optimizer.state[p].items())
+    assert optimizer.param_groups[0]["noise_steps"] == 0
+
+
+def test_every_step_is_the_written_one() -> None:
+    lr, mu, tau, decay = 0.1, 0.9, 0.5, 0.01
+    theta = nn.Parameter(torch.ones(1000, dtype=torch.float64))
+    optimizer = LangevinSGD([theta], lr=lr, momentum=mu, temperature=tau, weight_decay=decay)
+    xi = nn.Parameter(torch.zeros(1000, dtype=torch.float64))
+    source = LangevinSGD([xi], lr=2.0, temperature=1.0)
+    expected, buffer = theta.detach().clone(), torch.zeros(1000, dtype=torch.float64)
+    for t in range(5):
+        theta.grad = torch.cos(theta.detach() + t)
+        xi.grad, before = torch.zeros_like(xi), xi.detach().clone()
+        source.step()
+        draw = (before - xi.detach()) / 2
+        force = theta.grad + decay * expected + math.sqrt(2 * (1 - mu) * tau / lr) * draw
+        buffer = force if t == 0 else mu * buffer + force
+        expected = expected - lr * buffer
+        optimizer.step()
+        torch.testing.assert_close(theta.detach(), expected, rtol=0, atol=1e-13)
+        torch.testing.assert_close(optimizer.state[theta]["momentum_buffer"], buffer, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("period", [1, 5])
+def test_size_of_the_noise(momentum: float, period: int) -> None:
+    force = noise(momentum=momentum, lr=0.3, temperature=0.7, period=period)
+    expected = math.sqrt(2 * (1 - momentum) * 0.7 / (0.3 * period))
+    assert force.std().item() == pytest.approx(expected, rel=0.08)
+    assert abs(force.mean().item()) < 4 * expected / math.sqrt(1000)
+
+
+def test_a_group_marked_slow_but_given_no_period_is_stepped_like_any_other() -> None:
+    assert torch.equal(noise(period=None), noise())
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"seed": 2**63}, {"period": 5}])
+def test_streams_are_independent(other: dict[str, Any]) -> None:
+    pair = torch.stack([noise().flatten(), noise(**other).flatten()])
+    assert abs(torch.corrcoef(pair)[0, 1].item()) < 0.12
+
+
+def test_steps_groups_and_parameters_draw_independently() -> None:
+    draws = noise(4)
+    params = [nn.Parameter(torch.zeros(1000)) for _ in range(4)]
+    optimizer = LangevinSGD([{"params": params[:2]}, {"params": params[2:]}], lr=2.0, temperature=1.0)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    every = torch.cat([draws, torch.stack([p.detach() / -2 for p in params])[1:]])
+    assert (torch.corrcoef(every) - torch.eye(len(every))).abs().max().item() < 0.13
+
+
+def test_global_random_state_is_neither_read_nor_moved() -> None:
+    before = torch.get_rng_state()
+    first = noise(3)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(1234)
+    assert torch.equal(first, noise(3))
+
+
+def by_file(optimizer: LangevinSGD) -> LangevinSGD:
+    file = io.BytesIO()
+    torch.save(
+        {"params": [p.detach() for g in optimizer.param_groups for p in g["params"]], "o": optimizer.state_dict()}, file
+    )
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    params, other = new(seed=3, lr=9.0, temperature=0)
+    with torch.no_grad():
+        for p, q in zip(params, saved["params"], strict=True):
+            p.copy_(q)
+    other.load_state_dict(saved["o"])
+    return other
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), by_file])
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_copy_goes_on_with_the_same_noise(again: Callable[[LangevinSGD], LangevinSGD], done: int) -> None:
+    params, optimizer = new(seed=np.int64(7), temperature=np.float32(0.5))  # type: ignore[arg-type, unused-ignore]
+    train(optimizer, done)
+    other = again(optimizer)
+    train(optimizer, 4, done)
+    train(other, 4, done)
+    copies = [p for group in other.param_groups for p in group["params"]]
+    assert all(torch.equal(p, q) and p is not q for p, q in zip(params, copies, strict=True))
+
+
+def test_a_checkpoint_of_torch_sgd_is_taken() -> None:
+    ours, optimizer = new(lr=0.1)
+    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
+    reference = torch.optim.SGD([{"params": theirs[:2]}, {"params": theirs[2:]}], lr=0.1, momentum=0.9)
+    train(reference, 2)
+    optimizer.load_state_dict(reference.state_dict())
+    optimizer.step()
+    assert optimizer.param_groups[0]["temperature"] == 0.5
+    assert optimizer.param_groups[0]["noise_steps"] == 0  # nothing had a gradient yet
+    train(optimizer, 1)
+    assert optimizer.param_groups[0]["noise_steps"] == 1
+
+
+def test_without_step_size_nothing_moves_and_no_noise_is_drawn() -> None:
+    params, optimizer = new(lr=0.0)
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert all(not optimizer.state[p]["momentum_buffer"].any() for p in params)
+    assert optimizer.param_groups[0]["noise_steps"] == 0
+
+
+def test_a_tensor_lr_and_a_changed_lr_count() -> None:
+    assert torch.equal(noise(lr=torch.tensor(2.0)), noise())
+    params, optimizer = new(momentum=0.0, temperature=1.0, lr=2.0)
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert [torch.equal(p, q) for p, q in zip(params, before, strict=True)] == [True, True, False]
+
+
+def test_sparse_gradients_get_dense_noise() -> None:
+    embedding = nn.Embedding(1000, 3, sparse=True)
+    optimizer = LangevinSGD(embedding.parameters(), lr=0.1, temperature=1.0)
+    before = embedding.weight.detach().clone()
+    embedding(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    assert (embedding.weight.detach() != before).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_noise_in_other_dtypes(dtype: torch.dtype) -> None:
+    p = nn.Parameter(torch.zeros(4000, dtype=dtype))
+    p.grad = torch.zeros_like(p)
+    LangevinSGD([p], lr=2.0, temperature=1.0).step()
+    parts = torch.view_as_real(p.detach()) if dtype.is_complex else p.detach()
+    assert parts.float().std().item() == pytest.approx(2.0, rel=0.05)
+
+
+def test_closure_is_called_once_with_gradients_on_and_its_loss_returned() -> None:
+    params, optimizer = new()
+    calls = []
+
+    def closure() -> float:
+        calls.append(torch.is_grad_enabled())
+        loss = sum((p.square().sum() for p in params), torch.zeros(()))
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        return loss.item()
+
+    assert optimizer.step(closure) > 0
+    assert calls == [True]
+
+
+def test_hooks_run_once_and_schedulers_work() -> None:
+    _, optimizer = new()
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    seen = []
+    handles = [
+        optimizer.register_step_post_hook(lambda *_: seen.append("own")),
+        register_optimizer_step_post_hook(lambda *_: seen.append("global")),
+    ]
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=4)
+    train(optimizer, 1)
+    scheduler.step()
+    for handle in handles:
+        handle.remove()
+    assert sorted(seen) == ["global", "own"]
+
+
+def test_groups_have_their_own_options_and_names() -> None:
+    layer = nn.Linear(2, 2)
+    named: list[dict[str, Any]] = [{"params": [("w", layer.weight)], "temperature": 1}, {"params": [("b", layer.bias)]}]
+    optimizer = LangevinSGD(named, lr=1, momentum=np.float64(0.5))
+    assert [group["temperature"] for group in optimizer.param_groups] == [1.0, 0.0]
+    assert [group["param_names"] for group in optimizer.param_groups] == [["w"], ["b"]]
+    assert {type(group[key]) for group in optimizer.param_groups for key in ("lr", "momentum", "temperature")} == {
+        float
+    }
+
+
+NUMBER = "LangevinSGD: {} must be a number, {}, got {}."
+NOT_NEGATIVE = "finite and at least 0"
+
+REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
+    (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "None"), {"lr": None}),
+    (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "'0.1'"), {"lr": "0.1"}),
+    (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "True"), {"lr": True}),
+    (ValueError, "LangevinSGD: lr must be finite and at least 0, got -0.1.", {"lr": -0.1}),
+    (ValueError, "LangevinSGD: lr must be finite and at least 0, got inf.", {"lr": math.inf}),
+    (
+        ValueError,
+        "LangevinSGD: lr must be a number or a tensor with one, got tensor([0., 0.]).",
+        {"lr": torch.zeros(2)},
+    ),
+    (ValueError, "LangevinSGD: lr must be finite and at least 0, got nan.", {"lr": torch.tensor(math.nan)}),
+    (TypeError, NUMBER.format("momentum", "in [0, 1)", "True"), {"momentum": True}),
+    (ValueError, "LangevinSGD: momentum must be in [0, 1), got 1.", {"momentum": 1}),
+    (ValueError, "LangevinSGD: momentum must be in [0, 1), got -0.1.", {"momentum": -0.1}),
+    (TypeError, NUMBER.format("temperature", NOT_NEGATIVE, "Decimal('1')"), {"temperature": Decimal(1)}),
+    (ValueError, "LangevinSGD: temperature must be finite and at least 0, got nan.", {"temperature": math.nan}),
+    (ValueError, "LangevinSGD: temperature must be finite and at least 0, got -1.", {"temperature": -1}),
+    (ValueError, "LangevinSGD: weight_decay must be finite and at least 0, got -1.", {"weight_decay": -1}),
+    (TypeError, NUMBER.format("weight_decay", NOT_NEGATIVE, "None"), {"weight_decay": None}),
+    (TypeError, "LangevinSGD: maximize must be True or False, got None.", {"maximize": None}),
+    (TypeError, "LangevinSGD: foreach must be True or False, got 'yes'.", {"foreach": "yes"}),
+    (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got None.", {"seed": None}),
+    (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got 0.5.", {"seed": 0.5}),
+    (ValueError, "LangevinSGD: seed must be a whole number, at least 0, got -1.", {"seed": -1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "options"), REFUSED)
+def test_refused_options(kind: type[Exception], message: str, options: dict[str, Any]) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        LangevinSGD([nn.Parameter(torch.zeros(1))], **options)
+
+
+@pytest.mark.parametrize("options", [{"temperature": -1}, {"momentum": 1.0}, {"lr": math.nan}])
+def test_a_refused_group_changes_nothing(options: dict[str, Any]) -> None:
+    p, q = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="LangevinSGD: "):
+        LangevinSGD([{"params": [p], **options}])
+    optimizer = LangevinSGD([p])
+    with pytest.raises(ValueError, match="LangevinSGD: "):
+        optimizer.add_param_group({"params": [q], **options})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(TypeError, match="param_group must be a dict"):
+        optimizer.add_param_group([q])  # type: ignore[arg-type]
