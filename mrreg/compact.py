@@ -22,8 +22,7 @@ PAYS_CPU = 32
 PAYS_ELSEWHERE = 512
 BLOCK = 8  # channels_last convolutions fall off their fast path unless their width is a multiple of this
 
-LINEAR = (nn.Linear,)
-CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SINGLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PAIRED = (nn.Sequential, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
@@ -50,21 +49,15 @@ def possible(module: nn.Module, structure: str) -> bool:
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
     """
-    fitting = PAIRED if structure == "hidden" else LINEAR + CONV
-    if type(module) not in fitting or getattr(module, "groups", 1) != 1:
-        return False
-    return all(_ordinary(inner) for inner in module.modules())
+    return type(module) in (PAIRED if structure == "hidden" else SINGLE) and all(map(_ordinary, module.modules()))
 
 
 def _ordinary(module: nn.Module) -> bool:
-    """Whether a module has no hooks, no forward of its own instance, and plain tensors as parameters."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    if any(hooks) or "forward" in vars(module) or hasattr(module, "parametrizations"):
+    """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    if any(hooks) or "forward" in vars(module) or not type(module).__module__.startswith("torch.nn.modules."):
+        return False
+    if getattr(module, "groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
     return all(type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
 
@@ -76,6 +69,8 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
     name, weight = next(iter(weights.items()))
     if not isinstance(features, Tensor) or not weight.numel() or not len(units[name].kept):
         return False
+    if not weight.is_contiguous() and len(units[name].kept) % BLOCK:
+        return False
     rows = features.numel() // _inputs(weight) // prod(getattr(module, "stride", ()))
     others = {name: w.numel() // w.shape[units[name].dim] for name, w in weights.items()}
     saved = 3 * rows * sum(units[name].dropped(w) * others[name] for name, w in weights.items())
@@ -83,8 +78,6 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
     if structure != "hidden":  # the features are gathered or scattered as well
         if features.dim() < weight.dim() - 1 or features.shape[_channel(weight)] != _inputs(weight):
             return False  # torch's own message shall show the full width
-        if not weight.is_contiguous() and len(units[name].kept) % BLOCK:
-            return False
         cost += rows * weight.shape[units[name].dim]
     return saved > cost * (PAYS_CPU if features.device.type == "cpu" else PAYS_ELSEWHERE)
 

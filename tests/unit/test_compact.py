@@ -32,6 +32,7 @@ CASES: list[tuple[str, Callable[[], nn.Module], tuple[int, ...], str, int]] = [
     ("pair", pair, (3, 6), "hidden", 10),
     ("pair_no_bias", lambda: pair(bias=False), (3, 6), "hidden", 10),
     ("pair_3d", pair, (2, 3, 6), "hidden", 10),
+    ("pair_conv", lambda: nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 2, 2)), (2, 3, 7), "hidden", 8),
     ("encoder", lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (2, 3, 4), "hidden", 8),
     ("encoder_norm_first", lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, norm_first=True), (3, 2, 4), "hidden", 8),
 ]
@@ -166,6 +167,9 @@ IMPOSSIBLE: list[tuple[str, Callable[[], nn.Module], str]] = [
     ("patched_forward", patched, "output"),
     ("groups", lambda: nn.Conv2d(4, 4, 3, groups=2), "input"),
     ("other_type", lambda: nn.Bilinear(3, 3, 3), "input"),
+    ("subclass_in_pair", lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), OwnForward(5, 6)), "hidden"),
+    ("groups_in_pair", lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2)), "hidden"),
+    ("slope_for_each_unit", lambda: pair(nn.PReLU(10)), "hidden"),
     ("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), "input"),
     ("linear_as_pair", lambda: nn.Linear(6, 5), "hidden"),
     *((name, partial(hooked, name), "hidden") for name in [
