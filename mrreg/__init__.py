@@ -8,12 +8,24 @@ References:
     Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022.
 """
 
+from mrreg.attach import attach
 from mrreg.errors import NoEffectWarning
 from mrreg.forms import MultirateAdamW, MultirateSGD
 from mrreg.langevin import LangevinSGD
+from mrreg.mask import MultirateMask
 from mrreg.optim import Multirate
 from mrreg.split import biases, split
 
 __version__ = "0.1.0"
 
-__all__ = ["LangevinSGD", "Multirate", "MultirateAdamW", "MultirateSGD", "NoEffectWarning", "biases", "split"]
+__all__ = [
+    "LangevinSGD",
+    "Multirate",
+    "MultirateAdamW",
+    "MultirateMask",
+    "MultirateSGD",
+    "NoEffectWarning",
+    "attach",
+    "biases",
+    "split",
+]

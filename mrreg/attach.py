@@ -1,0 +1,290 @@
+"""Drive the masks of a model from the steps of its optimizers."""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from numbers import Integral
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from mrreg.errors import bad, some, wrong_moment
+from mrreg.hold import Boosted, Held, cannot_move, clear_gradient
+from mrreg.mask import MultirateMask
+
+WHERE = "attach"
+CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"  # in every group of an attached optimizer
+REFUSED = {
+    "LBFGS": "it moves along directions that mix all entries and steps several times per call",
+    "Muon": "it orthogonalizes whole matrices, so that no entry has an update of its own",
+    "Adafactor": "its state is shared by rows and columns, so that held entries change with their neighbours",
+    "SparseAdam": "it needs sparse gradients, in which single entries cannot be held",
+}
+
+
+class Driver:
+    """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
+
+    def __init__(self, optimizer: Optimizer, seed: int) -> None:
+        self.seed = seed
+        self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
+        self.optimizer = weakref.ref(optimizer, self._orphaned)
+        self.pending: list[tuple[Tensor, Held | Boosted]] = []
+        self.handles: list[RemovableHandle] = []
+
+    def start(self, optimizer: Optimizer) -> None:
+        """Register the hooks and enter the phase that the groups say."""
+        post = optimizer.register_step_post_hook(self._after)
+        optimizer._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before those that read weights
+        self.handles = [
+            post,
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_load_state_dict_post_hook(self.turn),
+        ]
+        self.turn(optimizer)
+
+    def stop(self) -> None:
+        """Leave the optimizer and the masks without a trace."""
+        for handle in self.handles:
+            handle.remove()
+        optimizer = self.optimizer()
+        for group in optimizer.param_groups if optimizer is not None else ():
+            for key in (CLOCK, CYCLE, SEED):
+                group.pop(key, None)
+        self._orphaned(None)
+
+    def _orphaned(self, _: object) -> None:
+        for mask, _first in self.masks:
+            mask._rest()
+
+    def turn(self, optimizer: Optimizer) -> None:
+        """Put the masks into the phase that the groups say."""
+        first = optimizer.param_groups[0]
+        self._write(optimizer, first.get(CLOCK, 0), first.get(SEED, self.seed), first.get(CYCLE, 0))
+
+    def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
+        """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
+        for mask, _ in self.masks:
+            mask.k = k or mask.k
+        kinds = {mask.k for mask, _ in self.masks}
+        k = kinds.pop() if len(kinds) == 1 else 0
+        for group in optimizer.param_groups:
+            group.update({CLOCK: clock, CYCLE: k, SEED: seed})
+        for mask, first in self.masks:
+            mask._turn(clock, seed, first)
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a step: keep what it must not change."""
+        closure = any(map(callable, chain(args[1:], kwargs.values())))
+        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self.pending = []
+        for mask, _ in self.masks:
+            for target in mask.targets:
+                p = mask.module.get_parameter(target.name)
+                group = group_of.get(id(p))
+                if group is not None and (closure or p.grad is not None):
+                    self._keep(optimizer, mask, p, mask._bits.get(target.name), group, closure)
+
+    def _keep(
+        self, optimizer: Optimizer, mask: MultirateMask, p: Tensor, bits: Tensor | None, group: Any, closure: bool
+    ) -> None:
+        """Before a step, for one parameter."""
+        if bits is None or not mask.p:
+            return
+        if not mask._on:
+            if mask.boost != 1:
+                self.pending.append((p, Boosted(p, bits, mask.boost)))
+        elif cannot_move(optimizer, group) and not closure:
+            clear_gradient(p, bits)
+        else:
+            clear_gradient(p, bits)
+            self.pending.append((p, Held(p, optimizer.state.get(p, {}), bits, bool(group.get("weight_decay")))))
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """After a step: put back what was held, boost what is slow, and move the clock."""
+        with torch.no_grad():
+            for p, kept in self.pending:
+                kept.put_back(optimizer.state.get(p, {}))
+        self.pending = []
+        if _is_step(optimizer):
+            first = optimizer.param_groups[0]
+            self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+
+
+def _is_step(optimizer: Optimizer) -> bool:
+    """Whether parameters were really updated.
+
+    Not so without any gradient, when a scaler found inf, and when torch's distributed checkpointing creates state with
+    every lr and every gradient at zero.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and bool(found_inf):
+        return False
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):
+        return any(grad.is_sparse or bool(grad.any()) for grad in grads)
+    return bool(grads)
+
+
+class Attachment:
+    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
+
+    def __init__(self, drivers: list[Driver]) -> None:
+        self._drivers = drivers
+
+    def remove(self) -> None:
+        """Leave the optimizers and the model without a trace; a second call does nothing."""
+        for driver in self._drivers:
+            driver.stop()
+        self._drivers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: int = 0) -> Attachment:
+    """Let the steps of an optimizer drive the masks of a model.
+
+    The clock of a mask counts the completed steps of the optimizer that owns its parameters. It is kept in the
+    optimizer's `param_groups`, so that saving and loading the optimizer saves and sets the masks; a clock and a seed
+    that are there already (a loaded or copied optimizer) go on. The training loop does not change.
+
+    Args:
+        optimizer: One optimizer, or several that share the model. Any whose update is element-wise.
+        model: The model with the masks.
+        seed: Chooses the slow subsets, together with the position of a parameter in the model and the cycle.
+
+    Returns:
+        A handle: `handle.remove()` takes everything back; it is a context manager too.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind, or the optimizer cannot hold single entries.
+        ValueError: If there is no mask, or a masked parameter is in no optimizer, in two, or shared with the outside.
+        RuntimeError: If the optimizer or a mask is attached already.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), mrreg.MultirateMask(nn.Linear(8, 2), p=0.5, k=5))
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> handle = mrreg.attach(optimizer, model)
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(2, 4)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.param_groups[0]["mask_clock"]
+        3
+
+    Note:
+        Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.
+    """
+    optimizers = [_real(o) for o in _several(optimizer)]
+    if not isinstance(model, nn.Module):
+        raise bad(TypeError, WHERE, "model", "an nn.Module", model)
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
+        raise bad(TypeError, WHERE, "seed", "a whole number", seed)
+    drivers = [Driver(o, int(seed)) for o in optimizers]
+    first = 0
+    for name, mask in _masks(model):
+        owner = _owner(optimizers, model, name, mask)
+        if owner is not None:
+            drivers[owner].masks.append((mask, first))
+        first += len(mask.targets)
+    for o, driver in zip(optimizers, drivers, strict=True):
+        driver.start(o)
+    return Attachment(drivers)
+
+
+def _several(optimizer: Any) -> list[Any]:
+    """One optimizer or several, each once."""
+    several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    if not several:
+        raise bad(ValueError, WHERE, "optimizer", "at least one optimizer", several)
+    return list(dict.fromkeys(several))
+
+
+def _real(optimizer: Any) -> Optimizer:
+    """The torch optimizer in what the user holds, if it can be driven."""
+    while not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            rule = "a torch.optim.Optimizer with step hooks, or wrap one as `.optimizer`"
+            raise bad(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
+        optimizer = inner
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in REFUSED:
+            rule = "an optimizer whose update is element-wise"
+            raise bad(TypeError, WHERE, "optimizer", rule, kind.__name__, f"Not so here: {REFUSED[kind.__name__]}.")
+    if any(
+        getattr(hook, "__self__", None).__class__ is Driver for hook in optimizer._optimizer_step_post_hooks.values()
+    ):
+        name = type(optimizer).__name__
+        raise wrong_moment(WHERE, f"this {name} is attached already", "Call remove() on its handle first.")
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
+    """The masks of a model in module order, none of them attached already."""
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, MultirateMask)]
+    if not found:
+        rule, remedy = "a module that contains a MultirateMask", "Wrap a layer first."
+        raise bad(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
+    for name, mask in found:
+        if mask._driven:
+            raise wrong_moment(
+                WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
+            )
+    return iter(found)
+
+
+def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: MultirateMask) -> int | None:
+    """Which optimizer has a mask's parameters; None if they are frozen and in no optimizer."""
+    _refuse_ties(model, name, mask)
+    owners: dict[int | None, list[str]] = {}
+    for target in mask.targets:
+        p = mask.module.get_parameter(target.name)
+        path = ".".join(filter(None, (name, target.name)))
+        owners.setdefault(_holder(optimizers, p, path), []).append(path)
+    missing = owners.pop(None, [])
+    lost = [path for path in missing if model.get_parameter(path).requires_grad]
+    if lost:
+        remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
+        raise bad(
+            ValueError, WHERE, "optimizer", "the owner of every masked parameter", f"none for {some(lost)}", remedy
+        )
+    if len(owners) > 1:
+        remedy = "A mask has one clock: give all its parameters to one optimizer."
+        raise bad(ValueError, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy)
+    return next(iter(owners), None)
+
+
+def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
+    """The position of the optimizer that has a parameter in a group of period 1."""
+    for position, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            if any(p is other for other in group["params"]):
+                if group.get("period", 1) != 1:
+                    remedy = "Masked parameters must be in a fast part, which is updated on every step."
+                    raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
+                return position
+    return None
+
+
+def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:
+    """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
+    inside = {id(p) for p in mask.module.parameters()} & {id(mask.module.get_parameter(t.name)) for t in mask.targets}
+    prefix = f"{name}.module." if name else "module."
+    for path, p in model.named_parameters(remove_duplicate=False):
+        if id(p) in inside and not path.startswith(prefix):
+            own = next(n for n, q in model.named_parameters(remove_duplicate=False) if q is p and n.startswith(prefix))
+            remedy = "Wrap their common parent instead."
+            raise bad(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)

@@ -1,0 +1,259 @@
+"""A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
+
+import warnings
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mrreg.checkpointing import refuse_checkpointing
+from mrreg.draw import keep_bits, keep_units
+from mrreg.errors import NoEffectWarning, bad
+from mrreg.structure import STRUCTURES, Structure, Target, targets
+from mrreg.substitute import bits_dtype, masked
+
+WHERE = "MultirateMask"
+
+
+class MultirateMask(nn.Module):
+    """Wraps a module; a random subset of its weights is at zero on all but the last step of a cycle.
+
+    It replaces nn.Dropout. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
+    zero, get exactly zero gradient and do not change by a bit, nor does the optimizer's state of their shape. On the
+    last, the joint step, all weights are present and the slow ones move `boost` times as far as the optimizer says.
+    The parameters themselves always hold their true values, evaluation mode always uses all of them, and the state
+    dict is that of the plain module. `attach` an optimizer to drive the mask; until then it is dense.
+
+    Cycle of k steps, slow subset S drawn at its start, update u of the optimizer:
+
+        theta_F <- theta_F + u(theta_F, theta_S = 0)     on k - 1 masked steps
+        theta_F <- theta_F + u;  theta_S <- theta_S + boost * u     on the joint step
+
+    Args:
+        module: What is wrapped. Masks do not nest.
+        p: Chance that an entry is slow, in [0, 1]. Paper: de-activation probability.
+        k: Optimizer steps per cycle, at least 1. Paper: k.
+        parameters: Names, glob patterns or parameters to mask; by default every weight with two or more dimensions
+            that is not of a normalization layer.
+        structure: What is drawn: "weight" for single entries; "input" or "output" for whole units of each layer,
+            exactly round(p * units) of them; "hidden" for the units between the two layers of
+            Sequential(Linear, activation, Linear) or of the feed-forward half of a Transformer layer.
+        rescale: Divide the kept weights by 1 - p on masked steps.
+        boost: Factor of the slow step; None means k. Paper: h_S / h_F.
+
+    Shape:
+        Same as the wrapped module.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of range, or nothing in the module can be masked.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 8), p=0.2, k=5), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> handle = mrreg.attach(optimizer, model)
+        >>> model(torch.zeros(3, 4)).shape
+        torch.Size([3, 2])
+        >>> sorted(model.state_dict())
+        ['0.bias', '0.weight', '2.bias', '2.weight']
+
+    Note:
+        `named_parameters` says "0.module.weight" where the state dict says "0.weight".
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        p: float = 0.5,
+        k: int = 5,
+        *,
+        parameters: Iterable[str | Tensor] | None = None,
+        structure: Structure = "weight",
+        rescale: bool = False,
+        boost: float | None = None,
+    ) -> None:
+        super().__init__()
+        _check_module(module)
+        if structure not in STRUCTURES:
+            raise bad(ValueError, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
+        if not isinstance(rescale, bool):
+            raise bad(TypeError, WHERE, "rescale", "True or False", rescale)
+        self.p = probability(p)
+        self.k = cycle_length(k)
+        self._boost = None if boost is None else _factor(boost)
+        self.structure = structure
+        self.rescale = rescale
+        self.targets = targets(module, parameters, structure)
+        self.module = module
+        self.train(module.training)
+        self._rest()
+
+    @property
+    def boost(self) -> float:
+        """Factor of the slow step; k unless it was given."""
+        return self.k if self._boost is None else self._boost
+
+    def extra_repr(self) -> str:
+        """What the wrapper adds to the module, for `print(model)`."""
+        return f"p={self.p}, k={self.k}, structure={self.structure!r}, boost={self.boost}, rescale={self.rescale}"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; in training mode, on masked steps, with its slow entries at zero."""
+        if self._on and self.training:
+            return self._forward_masked(args, kwargs)
+        if not self._driven and self.training:
+            self._warn_undriven()
+        return self.module(*args, **kwargs)
+
+    def _forward_masked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The one place where a masked step chooses how it computes.
+
+        Here `self._bits[name]` has the bit pattern of each masked parameter (-1 kept, 0 slow; it broadcasts over the
+        parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
+        and `self._scale(target)` the factor of its kept entries.
+        """
+        weights = {
+            t.name: masked(self.module.get_parameter(t.name), self._bits[t.name], self._scale(t)) for t in self.targets
+        }
+        with refuse_checkpointing(self.module, weights.values()) as check:
+            return check(functional_call(self.module, weights, args, kwargs))
+
+    def _scale(self, target: Target) -> float:
+        """What kept entries are multiplied by on masked steps."""
+        return 1 / (1 - self.p) if self.rescale and target.rescaled and self.p < 1 else 1.0
+
+    # what `attach` drives
+
+    def _rest(self) -> None:
+        """Become dense and undriven."""
+        self._on = False  # whether forwards in training mode are masked
+        self._driven = False
+        self._warned = False
+        self._drawn: tuple[Any, ...] | None = None  # what `_bits` were drawn from
+        self._bits: dict[str, Tensor] = {}
+        self._kept: dict[str, tuple[int, Tensor]] = {}
+
+    def _turn(self, clock: int, seed: int, first: int) -> None:
+        """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
+        cycle, phase = divmod(clock, self.k)
+        masking = self.p > 0 and phase < self.k - 1
+        if masking or (self.p > 0 and self.boost != 1):
+            self._draw(seed, first, cycle)
+        self._on, self._driven = masking, True
+
+    def _draw(self, seed: int, first: int, cycle: int) -> None:
+        """Draw the slow subset of a cycle, unless it is here already."""
+        if self._drawn == (seed, first, cycle, self.p):
+            return
+        units: dict[str, Tensor] = {}
+        bits: dict[str, Tensor] = {}
+        self._kept = {}
+        for index, target in enumerate(self.targets, first):
+            weight = self.module.get_parameter(target.name).detach()
+            key = (seed, index, cycle)
+            if target.layout is None:
+                drawn = keep_bits(key, self.p, 0, weight.numel(), weight.device).view(weight.shape)
+            else:
+                if target.group not in units:
+                    units[target.group] = keep_units(key, self.p, target.layout.units, weight.device)
+                drawn = target.layout.spread(units[target.group], weight.shape)
+                if target.layout.repeats == target.layout.groups == 1:
+                    self._kept[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
+            bits[target.name] = drawn.to(bits_dtype(weight))
+        self._bits = bits
+        self._drawn = seed, first, cycle, self.p
+
+    def _warn_undriven(self) -> None:
+        """Say once that nothing drives this mask."""
+        if not self._warned and self.p > 0 and not torch.compiler.is_compiling():
+            self._warned = True
+            message = f"{WHERE}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
+            warnings.warn(message, NoEffectWarning, stacklevel=4)
+
+    # a transparent wrapper
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # not set yet: while it is unpickled, or when __init__ failed
+                raise
+            return getattr(self.module, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles get: a mask that nothing drives."""
+        state = self.__dict__.copy()
+        state |= {"_on": False, "_driven": False, "_warned": False, "_drawn": None, "_bits": {}, "_kept": {}}
+        return state
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        """Move and cast as any module does; the bits follow their parameters."""
+        super()._apply(*args, **kwargs)
+        for name, bits in self._bits.items():
+            weight = self.module.get_parameter(name)
+            self._bits[name] = bits.to(weight.device, bits_dtype(weight))
+        self._kept = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept.items()}
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The plain module's state dict."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a state dict of the plain module."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Inside another module, torch looks for the plain module's keys under "module.": put them there."""
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _check_module(module: object) -> None:
+    """Masks wrap modules, and do not nest."""
+    if not isinstance(module, nn.Module):
+        raise bad(TypeError, WHERE, "module", "an nn.Module", module)
+    for name, inner in module.named_modules():
+        if isinstance(inner, MultirateMask):
+            raise bad(ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest.")
+
+
+def _number(value: object) -> bool:
+    """Whether this is a real number, and not a truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def probability(p: object, where: str = WHERE) -> float:
+    """Check a chance in [0, 1]."""
+    if not isinstance(p, Real) or not _number(p):
+        raise bad(TypeError, where, "p", "a number in [0, 1]", p)
+    if not 0 <= p <= 1:
+        raise bad(ValueError, where, "p", "in [0, 1]", p)
+    return float(p)
+
+
+def cycle_length(k: object, where: str = WHERE) -> int:
+    """Check a number of steps per cycle."""
+    if not isinstance(k, Integral) or not _number(k):
+        raise bad(TypeError, where, "k", "a whole number, at least 1", k)
+    if k < 1:
+        raise bad(ValueError, where, "k", "at least 1", k)
+    return int(k)
+
+
+def _factor(boost: object) -> float:
+    """Check a factor of the slow step."""
+    if not isinstance(boost, Real) or not _number(boost):
+        raise bad(TypeError, WHERE, "boost", "a number, at least 0, or None", boost)
+    if not 0 <= boost < float("inf"):
+        raise bad(ValueError, WHERE, "boost", "finite and at least 0", boost)
+    return float(boost)
