@@ -1,17 +1,18 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from numbers import Integral
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from mrreg.checks import whole
 from mrreg.errors import bad, some, wrong_moment
 from mrreg.hold import Boosted, Held, cannot_move, clear_gradient
 from mrreg.mask import MultirateMask
@@ -39,7 +40,8 @@ class Driver:
     def start(self, optimizer: Optimizer) -> None:
         """Register the hooks and enter the phase that the groups say."""
         post = optimizer.register_step_post_hook(self._after)
-        optimizer._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before those that read weights
+        hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
+        hooks.move_to_end(post.id, last=False)  # before those that read weights, such as an average of them
         self.handles = [
             post,
             optimizer.register_step_pre_hook(self._before),
@@ -190,9 +192,8 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     optimizers = [_real(o) for o in _several(optimizer)]
     if not isinstance(model, nn.Module):
         raise bad(TypeError, WHERE, "model", "an nn.Module", model)
-    if not isinstance(seed, Integral) or isinstance(seed, bool):
-        raise bad(TypeError, WHERE, "seed", "a whole number", seed)
-    drivers = [Driver(o, int(seed)) for o in optimizers]
+    seed = whole(WHERE, "seed", seed, least=0)
+    drivers = [Driver(o, seed) for o in optimizers]
     first = 0
     for name, mask in _masks(model):
         owner = _owner(optimizers, model, name, mask)

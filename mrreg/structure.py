@@ -264,6 +264,7 @@ def hidden_pair(module: nn.Module) -> tuple[str, str]:
 
 
 def _no_pair(got: str) -> ValueError:
-    rule = 'for structure="hidden" a Transformer layer or Sequential(Linear, elementwise activations with f(0) = 0, Linear)'
+    pair = "Sequential(Linear, elementwise activations with f(0) = 0, Linear)"
+    rule = f'for structure="hidden" a Transformer layer or {pair}'
     remedy = 'Wrap the two layers and what stands between them, or use structure="output" on the first.'
     return bad(ValueError, WHERE, "module", rule, got, remedy)

@@ -46,4 +46,4 @@ def masked(value: Tensor, bits: Tensor, scale: float) -> Tensor:
     if torch.compiler.is_compiling():  # a select that the compiler fuses
         kept = torch.where(bits != 0, value, 0.0)
         return kept if scale == 1 else kept * scale
-    return _Masked.apply(value, bits, scale)  # type: ignore[no-any-return, no-untyped-call]
+    return _Masked.apply(value, bits, scale)  # type: ignore[no-any-return]
