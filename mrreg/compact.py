@@ -49,7 +49,8 @@ def possible(module: nn.Module, structure: str) -> bool:
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
     """
-    return type(module) in (PAIRED if structure == "hidden" else SINGLE) and all(map(_ordinary, module.modules()))
+    fitting = {"hidden": PAIRED, "input": SINGLE, "output": SINGLE}.get(structure, ())
+    return type(module) in fitting and all(map(_ordinary, module.modules()))
 
 
 def _ordinary(module: nn.Module) -> bool:
@@ -64,10 +65,11 @@ def _ordinary(module: nn.Module) -> bool:
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether leaving the dropped units out saves more than gathering the kept ones costs, by size alone."""
-    features = args[0] if args else None
     weights = {name: module.get_parameter(name) for name in units if name.endswith("weight")}
-    name, weight = next(iter(weights.items()))
-    if not isinstance(features, Tensor) or not weight.numel() or not len(units[name].kept):
+    if not weights or not args or not isinstance(args[0], Tensor):
+        return False
+    (features, *_), (name, weight) = args, next(iter(weights.items()))
+    if not weight.numel() or not len(units[name].kept):
         return False
     if not weight.is_contiguous() and len(units[name].kept) % BLOCK:
         return False
@@ -79,7 +81,8 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
         if features.dim() < weight.dim() - 1 or features.shape[_channel(weight)] != _inputs(weight):
             return False  # torch's own message shall show the full width
         cost += rows * weight.shape[units[name].dim]
-    return saved > cost * (PAYS_CPU if features.device.type == "cpu" else PAYS_ELSEWHERE)
+    wanted = PAYS_CPU if features.device.type == "cpu" else PAYS_ELSEWHERE
+    return bool(saved > wanted * cost)
 
 
 def _inputs(weight: Tensor) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from mrreg import compact
 from mrreg.checkpointing import refuse_checkpointing
 from mrreg.draw import keep_bits, keep_units
 from mrreg.errors import NoEffectWarning, bad
@@ -120,6 +121,11 @@ class MultirateMask(nn.Module):
         parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
         and `self._scale(target)` the factor of its kept entries.
         """
+        units = {
+            t.name: compact.Units(*self._kept[t.name], self._scale(t)) for t in self.targets if t.name in self._kept
+        }
+        if compact.possible(self.module, self.structure) and compact.pays(self.module, self.structure, units, args):
+            return compact.forward(self.module, self.structure, units, args, kwargs)
         weights = {
             t.name: masked(self.module.get_parameter(t.name), self._bits[t.name], self._scale(t)) for t in self.targets
         }
