@@ -30,6 +30,8 @@ class Entry:
 
 KNOWN = {
     "mnist": Entry("mnist", "masks, dropout and SGD on MNIST (figure 8, table A5)", share=3),
+    "mnist-small": Entry("mnist_small", "the same on 1,000 and 5,000 images, everyone's p tuned", share=3),
+    "mnist-search": Entry("mnist_search", "which reading of the paper gives its MNIST tables", share=2),
     "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "speed masks": Entry("speed_masks", "what a training step with masks costs"),
     "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
