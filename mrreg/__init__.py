@@ -8,6 +8,7 @@ References:
     Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022.
 """
 
+from mrreg import theory
 from mrreg.attach import attach
 from mrreg.errors import NoEffectWarning
 from mrreg.forms import MultirateAdamW, MultirateSGD
@@ -28,4 +29,5 @@ __all__ = [
     "attach",
     "biases",
     "split",
+    "theory",
 ]

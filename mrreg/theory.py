@@ -1,0 +1,213 @@
+"""What to expect of multirate training: how much time it saves, and how far SGD with slow parts gets.
+
+Speed. Of k steps only one goes backward through the whole network; `expected_speedup` counts layers as the paper does,
+`expected_speedup_from_costs` takes measured seconds.
+
+Convergence. Theorem 3.3 of the paper bounds the mean squared gradient norm of Algorithm 1 (drift, no momentum).
+`convergence_bound` computes it. It holds for full-batch gradients. **It is false for mini-batches**: its proof replaces
+E[grad f(theta_t) . g_t] by E[grad f(theta_t) . E[g_t]], but a slow part's g_t was computed on an earlier batch that
+theta_t depends on, since the part has been moving along that very gradient. On a one-dimensional quadratic with noise,
+h = 1e-4, k = 20 and hT = 2, the exact left side is 7% above the bound; at k = 100 it is four times the bound. Use
+`minibatch_convergence_bound`, which is proved in its docstring. What slow parts add to it, about hLM(k - 1), shrinks
+with h like the noise term of SGD: with a small enough step size they reach any neighbourhood of a critical point.
+"""
+
+import math
+from collections.abc import Iterable
+
+from mrreg.checks import number, whole
+from mrreg.errors import bad
+
+
+def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
+    """Estimate how many times faster k steps get if only the last layers are fast.
+
+    Every layer costs 1 forward and 1 backward; the forward pass is never saved, so the limit is 2:
+
+        2 k L / ((k + 1) L + (k - 1) l)
+
+    Args:
+        layers: How many layers there are, above 0. Paper: L.
+        fast_layers: How many of them, counted from the loss, are fast; between 0 and `layers`. Paper: l.
+        k: Steps per gradient of the slow layers, at least 1. Paper: k.
+
+    Returns:
+        Seconds of ordinary training divided by seconds of multirate training.
+
+    Raises:
+        TypeError: If an argument is no number, or k no whole number.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> from mrreg import theory
+        >>> round(theory.expected_speedup(34, 1, k=5), 2)
+        1.63
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4.
+    """
+    where = "expected_speedup"
+    total = number(where, "layers", layers, "finite and above 0", lambda x: 0 < x < math.inf)
+    fast = number(where, "fast_layers", fast_layers, "between 0 and layers", lambda x: 0 <= x <= total)
+    return _ratio(total, total, fast, whole(where, "k", k))
+
+
+def expected_speedup_from_costs(forward: float, backward: float, fast_backward: float, k: int) -> float:
+    """Estimate how many times faster k steps get, from measured costs of one step in any unit.
+
+        k (forward + backward) / (k forward + backward + (k - 1) fast_backward)
+
+    The optimizer's own step and the loading of data are not in it; add them to `forward`.
+
+    Args:
+        forward: Cost of a forward pass, at least 0.
+        backward: Cost of a backward pass through everything, above 0.
+        fast_backward: Cost of a backward pass with the slow parameters off; between 0 and `backward`.
+        k: Steps per gradient of the slow part, at least 1. Paper: k.
+
+    Returns:
+        Cost of ordinary training divided by that of multirate training.
+
+    Raises:
+        TypeError: If an argument is no number, or k no whole number.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> from mrreg import theory
+        >>> round(theory.expected_speedup_from_costs(forward=1.71, backward=3.96, fast_backward=0.02, k=5), 2)
+        2.25
+    """
+    where = "expected_speedup_from_costs"
+    ahead = number(where, "forward", forward, "finite and at least 0", lambda x: 0 <= x < math.inf)
+    back = number(where, "backward", backward, "finite and above 0", lambda x: 0 < x < math.inf)
+    fast = number(where, "fast_backward", fast_backward, "between 0 and backward", lambda x: 0 <= x <= back)
+    return _ratio(ahead, back, fast, whole(where, "k", k))
+
+
+def convergence_bound(
+    *, gap: float, lr: float, steps: int, smoothness: float, moment: float, k: int, groups: int = 2
+) -> float:
+    """Compute the bound of Theorem 3.3 on the mean over all steps of |grad f|^2. For full-batch gradients only.
+
+        2 gap / (lr T) + lr L M l (lr L k^2 / 3 + 1)
+
+    Differs from the paper: there it is stated for mini-batches too, for which it is false (see this module).
+
+    Args:
+        gap: f at the start minus its infimum, or more. Paper: f(theta_0) - f(theta*).
+        lr: Step size per step, above 0. Paper: h.
+        steps: Number of steps, at least 1. Paper: T.
+        smoothness: Lipschitz constant of grad f. Paper: L.
+        moment: Bound on |grad f|^2. Paper: M.
+        k: Steps per gradient of the slow part, at least 1. Paper: k.
+        groups: Number of parts. Paper: l.
+
+    Raises:
+        TypeError: If an argument is no number, or a count no whole number.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> from mrreg import theory
+        >>> setting = dict(gap=1.0, lr=0.01, steps=10_000, smoothness=3.0, moment=1.0)
+        >>> round(theory.convergence_bound(**setting, k=10), 3)
+        0.14
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, theorem 3.3.
+    """
+    where = "convergence_bound"
+    start, drift = _common(where, gap=gap, lr=lr, steps=steps, smoothness=smoothness, moment=moment)
+    period, parts = whole(where, "k", k), whole(where, "groups", groups)
+    return float(2 * start + drift * parts * (lr * smoothness * period**2 / 3 + 1))
+
+
+def minibatch_convergence_bound(
+    *, gap: float, lr: float, steps: int, smoothness: float, moment: float, periods: Iterable[int]
+) -> float:
+    """Compute a bound on the mean over all steps of E|grad f|^2 that holds for mini-batches and any number of scales.
+
+    With l parts of periods K_1, ..., K_l:
+
+        gap / (lr T) + lr L M / 2 * sum_i [1 + sqrt(l) (K_i - 1) + lr L l (K_i - 1) (2 K_i - 1) / 3]
+
+    For one part of period 1 it is the classical bound of SGD, and it holds for every step size.
+
+    Setting. f has an L-Lipschitz gradient and an infimum at least f(theta_0) - gap. The batches B_0, B_1, ... are
+    independent; the gradient of a batch, grad f_B(theta), has mean grad f(theta) and squared norm at most M, at every
+    theta. (If that holds of every example, it holds of every mean of examples.) Part i has period K_i; at step t its
+    last sync step is s = K_i floor(t / K_i), and with [i] for the entries of part i,
+
+        g_t[i] = grad f_{B_s}(theta_s)[i],    theta_{t+1} = theta_t - h g_t.
+
+    Parts of one period count as one part, since they are pieces of one gradient.
+
+    Proof. (1) |g_t[i]|^2 <= M, being a piece of a gradient of one batch, so |g_t|^2 <= l M. Smoothness gives
+    f(theta_{t+1}) <= f(theta_t) - h grad f(theta_t) . g_t + h^2 L / 2 |g_t|^2. Summed over t < T, in expectation:
+
+        1/T sum_t E[grad f(theta_t) . g_t] <= gap / (h T) + h L M l / 2.
+
+    (2) For a part i, a step t and its last sync step s write a = grad f(theta_s)[i], b = grad f(theta_t)[i],
+    g = g_t[i] and d = b - a. Then
+
+        |b|^2 - b . g = (a + d) . (a - g + d) = a . (a - g) + d . (2a - g) + |d|^2.
+
+    B_s is independent of theta_s, so E[g | theta_s] = a. Hence E[a . (a - g)] = 0, and
+    E|2a - g|^2 = 4 E|a|^2 - 4 E[a . g] + E|g|^2 = E|g|^2 <= M. By Cauchy and Schwarz
+
+        E|b|^2 - E[b . g] <= sqrt(M E|d|^2) + E|d|^2.
+
+    No independence of theta_t and B_s was used. (3) d is a piece of grad f(theta_t) - grad f(theta_s), so |d| <=
+    L |theta_t - theta_s| <= h L (t - s) sqrt(l M), because every one of the t - s moves between has length at most
+    h sqrt(l M). (4) Within a cycle the age t - s runs through 0, 1, ..., K_i - 1, so over the first T steps, whether
+    the last cycle is complete or not, its mean is at most (K_i - 1) / 2 and that of its square at most
+    (K_i - 1) (2 K_i - 1) / 6. Averaging (2) over t with (3), summing over the parts and adding (1):
+
+        1/T sum_t E|grad f(theta_t)|^2 <= gap / (h T) + h L M l / 2
+            + sum_i [h L M sqrt(l) (K_i - 1) / 2 + h^2 L^2 M l (K_i - 1) (2 K_i - 1) / 6].    QED
+
+    Args:
+        gap: f at the start minus its infimum, or more. Paper: f(theta_0) - f(theta*).
+        lr: Step size per step, above 0. Paper: h.
+        steps: Number of steps, at least 1. Paper: T.
+        smoothness: Lipschitz constant of grad f. Paper: L.
+        moment: Bound on the squared norm of the gradient of every example. Paper: M.
+        periods: The period of every part, such as (1, k); equal ones count once. Paper: l of them, up to k.
+
+    Raises:
+        TypeError: If an argument is no number, or a count no whole number.
+        ValueError: If an argument is out of range, or there is no period.
+
+    Example:
+        >>> from mrreg import theory
+        >>> setting = dict(gap=1.0, lr=0.01, steps=10_000, smoothness=3.0, moment=1.0)
+        >>> round(theory.minibatch_convergence_bound(**setting, periods=(1, 5)), 3)
+        0.136
+    """
+    where = "minibatch_convergence_bound"
+    start, drift = _common(where, gap=gap, lr=lr, steps=steps, smoothness=smoothness, moment=moment)
+    if not isinstance(periods, Iterable):
+        raise bad(TypeError, where, "periods", "an iterable of whole numbers, such as (1, k)", periods)
+    scales = {whole(where, "periods", period) for period in periods}
+    if not scales:
+        raise bad(ValueError, where, "periods", "at least one", ())
+    parts = len(scales)
+    held = (
+        1 + math.sqrt(parts) * (period - 1) + lr * smoothness * parts * (period - 1) * (2 * period - 1) / 3
+        for period in sorted(scales)
+    )
+    return float(start + drift / 2 * sum(held))
+
+
+def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> float:
+    """Cost of k ordinary steps over that of one cycle."""
+    return k * (forward + backward) / (k * forward + backward + (k - 1) * fast_backward)
+
+
+def _common(where: str, *, steps: int, **sizes: float) -> tuple[float, float]:
+    """Check what both bounds are given; gap / (h T) and h L M."""
+    above, least = "finite and above 0", "finite and at least 0"
+    gap = number(where, "gap", sizes["gap"], least, lambda x: 0 <= x < math.inf)
+    lr = number(where, "lr", sizes["lr"], above, lambda x: 0 < x < math.inf)
+    smoothness = number(where, "smoothness", sizes["smoothness"], least, lambda x: 0 <= x < math.inf)
+    moment = number(where, "moment", sizes["moment"], least, lambda x: 0 <= x < math.inf)
+    return gap / (lr * whole(where, "steps", steps)), lr * smoothness * moment

@@ -1,0 +1,118 @@
+"""`mrreg.theory`: known values, limits, and what is refused."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mrreg import theory
+
+SETTING: dict[str, Any] = {"gap": 1.0, "lr": 0.01, "steps": 1000, "smoothness": 3.0, "moment": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("layers", "fast_layers", "k", "expected"),
+    [
+        (34, 1, 5, 2 * 5 * 34 / (6 * 34 + 4)),
+        (10, 10, 7, 1.0),
+        (10, 2, 1, 1.0),
+        (10, 0, 3, 6 / 4),
+        (np.int64(34), np.float32(1), np.int32(5), 340 / 208),
+    ],
+)
+def test_speedup_by_layers(layers: float, fast_layers: float, k: int, expected: float) -> None:
+    assert theory.expected_speedup(layers, fast_layers, k) == pytest.approx(expected, rel=1e-14)
+
+
+def test_speedup_tends_to_two_and_never_gets_there() -> None:
+    values = [theory.expected_speedup(1000, 1, k) for k in (2, 5, 25, 10**6)]
+    assert values == sorted(values)
+    assert 1.99 < values[-1] < 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "fast_backward", "k", "expected"),
+    [(1, 2, 2, 5, 1.0), (1, 2, 0, 1, 1.0), (0, 1, 0, 4, 4.0), (1, 3, 1, 3, 12 / 8), (34, 34, 1, 5, 340 / 208)],
+)
+def test_speedup_by_costs(forward: float, backward: float, fast_backward: float, k: int, expected: float) -> None:
+    assert theory.expected_speedup_from_costs(forward, backward, fast_backward, k) == pytest.approx(expected)
+
+
+def test_theorem_3_3_by_hand() -> None:
+    assert theory.convergence_bound(**SETTING, k=10) == pytest.approx(0.2 + 0.06 * 2 * (0.03 * 100 / 3 + 1))
+    assert theory.convergence_bound(**SETTING, k=1, groups=3) == pytest.approx(0.2 + 0.06 * 3 * 1.01)
+
+
+def test_minibatch_bound_by_hand() -> None:
+    two = 0.1 + 0.03 * (1 + (1 + math.sqrt(2) * 4 + 0.03 * 2 * 4 * 9 / 3))
+    assert theory.minibatch_convergence_bound(**SETTING, periods=(1, 5)) == pytest.approx(two)
+    assert theory.minibatch_convergence_bound(**SETTING, periods=iter([5, 1, 5, 1])) == pytest.approx(two)
+    assert theory.minibatch_convergence_bound(**SETTING, periods=[1]) == pytest.approx(0.1 + 0.03)
+
+
+@pytest.mark.parametrize("k", [2, 3, 10, 100])
+def test_minibatch_bound_is_at_most_half_of_the_first_trial(k: int) -> None:
+    trial = 2 * 0.1 + 0.06 * (2 + math.sqrt(2) * (k - 1) + 2 / 3 * 0.03 * 2 * k**2)
+    assert theory.minibatch_convergence_bound(**SETTING, periods=(1, k)) <= trial / 2
+
+
+def layers(**other: Any) -> float:
+    return theory.expected_speedup(**{"layers": 10, "fast_layers": 1, "k": 5, **other})
+
+
+def costs(**other: Any) -> float:
+    return theory.expected_speedup_from_costs(**{"forward": 1, "backward": 2, "fast_backward": 0, "k": 5, **other})
+
+
+def full(**other: Any) -> float:
+    return theory.convergence_bound(**{**SETTING, "k": 5, **other})
+
+
+def mini(**other: Any) -> float:
+    return theory.minibatch_convergence_bound(**{**SETTING, "periods": (1, 5), **other})
+
+
+REFUSED: list[tuple[type[Exception], str, Callable[..., float], dict[str, Any]]] = [
+    (ValueError, "expected_speedup: layers must be finite and above 0, got 0.", layers, {"layers": 0}),
+    (TypeError, "expected_speedup: layers must be a number, finite and above 0, got None.", layers, {"layers": None}),
+    (ValueError, "expected_speedup: layers must be finite and above 0, got nan.", layers, {"layers": math.nan}),
+    (ValueError, "expected_speedup: fast_layers must be between 0 and layers, got 11.", layers, {"fast_layers": 11}),
+    (ValueError, "expected_speedup: fast_layers must be between 0 and layers, got -1.", layers, {"fast_layers": -1}),
+    (TypeError, "expected_speedup: k must be a whole number, at least 1, got 2.5.", layers, {"k": 2.5}),
+    (TypeError, "expected_speedup: k must be a whole number, at least 1, got True.", layers, {"k": True}),
+    (ValueError, "expected_speedup: k must be a whole number, at least 1, got 0.", layers, {"k": 0}),
+    (ValueError, "expected_speedup_from_costs: forward must be finite and at least 0, got -1.", costs, {"forward": -1}),
+    (ValueError, "expected_speedup_from_costs: backward must be finite and above 0, got 0.", costs, {"backward": 0}),
+    (ValueError, "expected_speedup_from_costs: fast_backward must be between 0 and", costs, {"fast_backward": 3}),
+    (TypeError, "expected_speedup_from_costs: fast_backward must be a number", costs, {"fast_backward": "1"}),
+    (ValueError, "expected_speedup_from_costs: k must be a whole number, at least 1", costs, {"k": -5}),
+    (ValueError, "convergence_bound: gap must be finite and at least 0, got -1.", full, {"gap": -1}),
+    (ValueError, "convergence_bound: lr must be finite and above 0, got 0.", full, {"lr": 0}),
+    (ValueError, "convergence_bound: steps must be a whole number, at least 1, got 0.", full, {"steps": 0}),
+    (
+        ValueError,
+        "convergence_bound: smoothness must be finite and at least 0, got inf.",
+        full,
+        {"smoothness": math.inf},
+    ),
+    (ValueError, "convergence_bound: moment must be finite and at least 0, got nan.", full, {"moment": math.nan}),
+    (ValueError, "convergence_bound: k must be a whole number, at least 1, got 0.", full, {"k": 0}),
+    (ValueError, "convergence_bound: groups must be a whole number, at least 1, got 0.", full, {"groups": 0}),
+    (TypeError, "minibatch_convergence_bound: lr must be a number, finite and above 0, got True.", mini, {"lr": True}),
+    (TypeError, "minibatch_convergence_bound: periods must be an iterable of whole numbers", mini, {"periods": 5}),
+    (TypeError, "minibatch_convergence_bound: periods must be a whole number, at least 1", mini, {"periods": "15"}),
+    (ValueError, "minibatch_convergence_bound: periods must be a whole number, at least 1", mini, {"periods": (1, 0)}),
+    (ValueError, "minibatch_convergence_bound: periods must be at least one, got ().", mini, {"periods": []}),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "call", "other"), REFUSED)
+def test_refused_numbers(
+    kind: type[Exception], message: str, call: Callable[..., float], other: dict[str, Any]
+) -> None:
+    assert call() > 0
+    with pytest.raises(kind, match=re.escape(message)):
+        call(**other)
