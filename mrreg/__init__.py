@@ -10,6 +10,8 @@ References:
 
 from mrreg import theory
 from mrreg.attach import attach
+from mrreg.convert import mask, unwrap
+from mrreg.dropout import swap_dropout
 from mrreg.errors import NoEffectWarning
 from mrreg.forms import MultirateAdamW, MultirateSGD
 from mrreg.langevin import LangevinSGD
@@ -28,6 +30,9 @@ __all__ = [
     "NoEffectWarning",
     "attach",
     "biases",
+    "mask",
     "split",
+    "swap_dropout",
     "theory",
+    "unwrap",
 ]

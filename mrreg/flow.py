@@ -1,0 +1,103 @@
+"""Where values come from and go to in a model: layers, dropouts and the calls between them, as a graph.
+
+`known` reads it off the modules whose order is known without running them; `mrreg.trace` follows a forward.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+from mrreg.paths import join
+
+DROPOUTS = nn.modules.dropout._DropoutNd
+LAYERS = (
+    *(nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention),
+    *(nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase),
+)
+
+Kind = Literal["layer", "dropout", "call"]
+
+# The branches of torch's Transformer layers, each of which ends in a residual sum.
+BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
+    nn.TransformerEncoderLayer: (
+        ("self_attn", "dropout1"),
+        ("linear1", "activation", "dropout", "linear2", "dropout2"),
+    ),
+    nn.TransformerDecoderLayer: (
+        ("self_attn", "dropout1"),
+        ("multihead_attn", "dropout2"),
+        ("linear1", "activation", "dropout", "linear2", "dropout3"),
+    ),
+}
+
+
+@dataclass(eq=False)
+class Node:
+    """One use of a layer or dropout (`name` is its path), or one call of something else (`name` says what)."""
+
+    name: str
+    kind: Kind
+    sources: list["Node | None"]  # None: a value that nothing watched has made, such as the model's input
+    place: str = ""  # path of the module that made the call
+    users: list["Node"] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for source in self.sources:
+            if source is not None and self not in source.users:
+                source.users.append(self)
+
+
+def ordinary(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
+    """Whether the module computes what torch's class (`kind`, or any) does, whatever else a subclass changes."""
+    forward = type(module).forward
+    return forward is kind.forward if kind else forward.__module__.startswith("torch.nn.")
+
+
+def role(module: nn.Module) -> Kind:
+    """What a module is in the graph."""
+    if isinstance(module, DROPOUTS):
+        return "dropout"
+    return "layer" if isinstance(module, LAYERS) and ordinary(module) else "call"
+
+
+def arity(module: nn.Module) -> int:
+    """How many of a layer's inputs are values it weighs: query, key and value, the two of Bilinear, or one."""
+    return {nn.MultiheadAttention: 3, nn.Bilinear: 2}.get(type(module), 1)
+
+
+def known(model: nn.Module) -> list[Node]:
+    """Read the graph off every Sequential and off torch's Transformer layers."""
+    nodes: list[Node] = []
+    inside: set[nn.Module] = set()  # Sequentials that are part of a longer one
+    for path, module in model.named_modules():
+        if ordinary(module, nn.Sequential) and module not in inside:
+            end = "the model's output" if module is model else f"what follows {path!r}"
+            nodes += _chain(_members(path, module, inside), end)
+        for kind, branches in BRANCHES.items():
+            if isinstance(module, kind) and ordinary(module, kind):
+                for names in branches:
+                    nodes += _chain(((join(path, name), getattr(module, name)) for name in names), "add")
+    return nodes
+
+
+def _members(path: str, sequential: nn.Module, inside: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The members of a Sequential in order, with Sequentials among them taken apart."""
+    for name, child in sequential._modules.items():  # named_children leaves out the second use of a module
+        if child is not None and ordinary(child, nn.Sequential):
+            inside.add(child)
+            yield from _members(join(path, name), child, inside)
+        elif child is not None and not isinstance(child, nn.Identity):
+            yield join(path, name), child
+
+
+def _chain(members: Iterator[tuple[str, Any]], end: str) -> list[Node]:
+    """One node per member, each fed by the one before it, and one for what takes the last."""
+    nodes: list[Node] = []
+    for path, member in members:
+        kind = role(member) if isinstance(member, nn.Module) else "call"
+        name = path if kind != "call" else getattr(member, "__name__", type(member).__name__)
+        nodes.append(Node(name, kind, [nodes[-1] if nodes else None]))
+    nodes.append(Node(end, "call", list(nodes[-1:])))
+    return nodes

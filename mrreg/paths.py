@@ -1,0 +1,30 @@
+"""Dotted names of modules and parameters in a model; the model's own name is empty."""
+
+from itertools import takewhile
+
+from torch import nn
+
+
+def join(path: str, name: str) -> str:
+    """The name of something inside the module at path."""
+    return f"{path}.{name}" if path else name
+
+
+def common(one: str, two: str) -> str:
+    """The name of the smallest module that holds both."""
+    both = zip(one.split("."), two.split("."), strict=False)
+    return ".".join(name for name, _ in takewhile(lambda names: names[0] == names[1], both))
+
+
+def within(path: str, name: str) -> bool:
+    """Whether a name lies in the module at path, or is it."""
+    return not path or name == path or name.startswith(f"{path}.")
+
+
+def holders(model: nn.Module) -> dict[int, list[str]]:
+    """The modules that hold each parameter, by its id: more than one where parameters are tied."""
+    found: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for parameter in module._parameters.values():
+            found.setdefault(id(parameter), []).append(path)
+    return found
