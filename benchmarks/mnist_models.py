@@ -6,7 +6,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import mrreg
 from benchmarks.spiral_task import StackedLinear
@@ -49,10 +48,13 @@ class DropWeights(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer with some of its weights."""
-        weight = F.dropout(self.module.get_parameter("weight"), self.p, self.training)
-        if self.training and not self.rescale:
-            weight = weight * (1 - self.p)
-        out: Tensor = torch.func.functional_call(self.module, {"weight": weight}, (x,))
+        if not self.training:
+            return self.module(x)  # type: ignore[no-any-return]
+        weight = self.module.get_parameter("weight")
+        kept = torch.empty_like(weight).bernoulli_(1 - self.p)
+        if self.rescale:
+            kept /= 1 - self.p
+        out: Tensor = torch.func.functional_call(self.module, {"weight": weight * kept}, (x,))
         return out
 
 
