@@ -55,8 +55,8 @@ def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
 
 PRESETS = {
     "smoke": SpeedConfig(seeds=2, cases=cases([10], 1_000), cycles=2),
-    "cpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), cycles=100),
-    "gpu": SpeedConfig(seeds=21, cases=cases([10, 100], 1_000_000), cycles=100),
+    "cpu": SpeedConfig(seeds=25, cases=cases([10, 100], 1_000_000), cycles=10),
+    "gpu": SpeedConfig(seeds=25, cases=cases([10, 100], 1_000_000), cycles=10),
 }
 
 
