@@ -97,16 +97,14 @@ def test_a_mapping_makes_several_scales() -> None:
     assert all(type(group["period"]) is int for group in groups)
 
 
-def compiled(module: nn.Module) -> nn.Module:
-    wrapped = torch.compile(module)
-    assert isinstance(wrapped, nn.Module)
-    return wrapped
+def as_compiled(module: nn.Module) -> nn.Module:
+    return nn.ModuleDict({"_orig_mod": module})
 
 
 WRAPPED: list[Callable[[Net], nn.Module]] = [
     nn.DataParallel,
-    compiled,
-    lambda m: nn.DataParallel(compiled(m)),
+    as_compiled,
+    lambda m: nn.DataParallel(as_compiled(m)),
 ]
 
 
@@ -116,6 +114,15 @@ def test_prefixes_of_wrappers_may_be_left_out(wrap: Callable[[Net], nn.Module], 
     model = Net()
     plain, wrapped = mrreg.split(model, fast=fast), mrreg.split(wrap(model), fast=fast)
     assert [group["params"] for group in plain] == [group["params"] for group in wrapped]
+
+
+@pytest.mark.slow  # importing the compiler takes seconds
+def test_names_in_a_compiled_model() -> None:
+    model = Net()
+    wrapped = torch.compile(model)
+    assert isinstance(wrapped, nn.Module)
+    for fast in ("layer4", "_orig_mod.layer4"):
+        assert mrreg.split(wrapped, fast=fast)[0]["params"] == [model.layer4.weight]
 
 
 def test_prefixes_of_wrappers_may_be_given() -> None:
