@@ -77,6 +77,8 @@ def chapters(shown: Shown, items: Mapping[str, Item]) -> list[Chapter]:
     )
     for record, sections in ordered:
         for section in sections:
+            if section.presets is not None and record.preset not in section.presets:
+                continue
             key = section.item or f"{record.benchmark}: {section.title}"
             made.setdefault(key, Chapter("", section.title, "")).blocks.append(block(section, record))
     return list(made.values())

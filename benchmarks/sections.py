@@ -109,6 +109,7 @@ class Section:
         plots: What one would show in a talk.
         tolerance: How far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers.
         full: Presets that are as large as the paper's setting; others are "smaller scale".
+        presets: Presets whose records it shows, where not every preset has what it needs; None shows all.
         note: Where our setting differs from the paper's, or what the paper leaves open.
         facts: Sentences computed from the record, such as what a search chose.
     """
@@ -123,5 +124,6 @@ class Section:
     plots: tuple[Curves | Bars | Drawing, ...] = ()
     tolerance: float | None = None
     full: frozenset[str] = frozenset({"gpu", "paper"})
+    presets: frozenset[str] | None = None
     note: str = ""
     facts: Callable[[Record], Sequence[str]] = lambda record: ()
