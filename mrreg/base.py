@@ -1,33 +1,44 @@
 """Stepping and copying the base optimizers of a `Multirate`."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
 
 from mrreg.drift import Group
 
+Step = Callable[[Optimizer], object]
+
 # What torch leaves out of copies too: hooks, and the step that a scheduler wrapped.
 LEFT = ("step", "_zero_grad_profile_name")
 
 
-def call(base: Optimizer, groups: list[Group]) -> None:
+def call(base: Optimizer, step: Step, groups: list[Group]) -> None:
     """Let a base take its step on some of its groups.
 
-    Its step is taken from under torch's wrapper, which would fire global hooks once more and record a second profile.
+    The step is one from under torch's wrapper, which would fire global hooks once more and record a second profile.
     """
-    step = type(base).step
-    plain = getattr(step, "__wrapped__", step) if getattr(step, "hooked", False) else step
     whole = base.param_groups
     base.param_groups = groups
     try:
         for before in base._optimizer_step_pre_hooks.values():
             before(base, (), {})
-        plain(base)
+        step(base)
         for after in base._optimizer_step_post_hooks.values():
             after(base, (), {})
     finally:
         base.param_groups = whole
     base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
+
+
+def plain_step(base: Optimizer) -> Step:
+    """A base's step without torch's wrappers: hooks, and for torch's own classes the switching of gradients."""
+    step: Any = type(base).step
+    if type(base).__module__.startswith("torch.optim."):
+        step = inspect.unwrap(step)
+    plain: Step = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return plain
 
 
 def copied(base: Optimizer) -> tuple[type[Optimizer], dict[str, Any]]:

@@ -77,18 +77,16 @@ def _displacement(group: Group, params: list[Tensor], buffers: list[Tensor]) -> 
     return finish
 
 
-def keep(
-    base: torch.optim.Optimizer, group: Group, params: list[Tensor], directions: list[Tensor], state: State
-) -> None:
-    """Remember the directions until the next sync step; they are the base's own where it has buffers of them."""
-    shared = has_buffer(base, group)
-    for p, direction in zip(params, directions, strict=True):
-        own = state[p]
+def keep(params: list[Tensor], directions: list[Tensor], shared: bool, state: State) -> "Course":
+    """Remember the directions until the next sync step; shared ones are the base's own buffers."""
+    states = [state[p] for p in params]
+    for own, direction in zip(states, directions, strict=True):
         own.pop(RESTING, None)
         if shared:
             own.pop(DIRECTION, None)
         else:
             own[DIRECTION] = direction
+    return Course(BUFFER if shared else DIRECTION, params, states)
 
 
 def rest(params: Iterable[Tensor], state: State) -> None:
@@ -102,13 +100,19 @@ def rest(params: Iterable[Tensor], state: State) -> None:
 class Course:
     """The parameters of one group that drift, with their states: looked up once per cycle, not at every step."""
 
-    def __init__(self, base: torch.optim.Optimizer, group: Group, state: State) -> None:
+    def __init__(self, key: str, params: list[Tensor], states: list[dict[str, Any]]) -> None:
+        self._key = key
+        self._params = params
+        self._states = states
+
+    @classmethod
+    def found(cls, base: torch.optim.Optimizer, group: Group, state: State) -> "Course":
+        """The course that a state holds, after loading."""
         known = [(p, state.get(p) or {}) for p in group["params"]]
         drawn = any(DIRECTION in own for _, own in known) or type(base) not in BUFFERED
-        self._key = DIRECTION if drawn else BUFFER
-        moving = [(p, own) for p, own in known if own.get(self._key) is not None and RESTING not in own]
-        self._params = [p for p, _ in moving]
-        self._states = [own for _, own in moving]
+        key = DIRECTION if drawn else BUFFER
+        moving = [(p, own) for p, own in known if own.get(key) is not None and RESTING not in own]
+        return cls(key, [p for p, _ in moving], [own for _, own in moving])
 
     def fits(self, state: State) -> bool:
         """Whether the states are still those of the optimizer; the user may have emptied or replaced them."""
@@ -117,4 +121,5 @@ class Course:
     def advance(self, lr: float) -> None:
         """Move along the directions."""
         if self._params:
-            torch._foreach_add_(self._params, [own[self._key] for own in self._states], alpha=-lr)
+            key = self._key
+            torch._foreach_add_(self._params, [own[key] for own in self._states], alpha=-lr)

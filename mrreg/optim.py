@@ -3,15 +3,15 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from mrreg.base import call, copied, rebuilt
+from mrreg.base import Step, call, copied, plain_step, rebuilt
 from mrreg.drift import DIRECTION, Course, Finish, Group, has_buffer, keep, measure, rest, step_size
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags
@@ -43,15 +43,16 @@ class Multirate(Optimizer):
             self.state.update(base.state)
             base.state = self.state
         self._drift = drift
-        self._begin(bases, Flags(group["params"] for group in self.param_groups))
+        self._begin(bases, Flags.of(group["params"] for group in self.param_groups))
 
     def _begin(self, bases: list[Optimizer], flags: Flags) -> None:
         """Set up what is not saved."""
-        self._bases = bases
+        self._bases = [(base, plain_step(base)) for base in bases]
+        self._periods: list[int] = []
         self._flags = flags
         self._courses: dict[int, Course] = {}
         self._warned = False
-        self._finalizer = weakref.finalize(self, flags.restore)
+        self._finalizer = weakref.finalize(self, flags.restorer())
         self._finalizer.atexit = False
         self._switch()
 
@@ -66,7 +67,7 @@ class Multirate(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @torch.no_grad()
+    @_disable_dynamo
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Move every part: those that are due by their optimizer, the others along their direction.
 
@@ -77,8 +78,9 @@ class Multirate(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._counts():
-            self._advance(self.param_groups[0]["clock"])
+        with torch.no_grad():
+            if self._counts():
+                self._advance()
         return loss
 
     def _counts(self) -> bool:
@@ -86,30 +88,29 @@ class Multirate(Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf) != 0:
             return False
-        if all(p.grad is None for p in self._params()):
+        if not _have_gradient(self.param_groups):
             return False
         if all(_is_zero(group["lr"]) for group in self.param_groups):
-            grads = (p.grad for p in self._params() if p.grad is not None)
+            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
             if not any((g.coalesce().values() if g.is_sparse else g).any() for g in grads):
                 self._create_state()
                 return False
         return True
 
-    def _params(self) -> Iterator[Tensor]:
-        return chain.from_iterable(group["params"] for group in self.param_groups)
-
-    def _advance(self, now: int) -> None:
+    def _advance(self) -> None:
         """One step of all parts."""
+        now = self.param_groups[0]["clock"]
         due = [group for group in self.param_groups if group["next_sync"] == now]
-        if not self._warned and all(p.grad is None for group in due for p in group["params"]):
+        if not self._warned and not _have_gradient(due):
             self._warn_without_gradient()
         ends = self._ends(due, now)
-        for base in self._bases:
-            if mine := [group for group in base.param_groups if group["next_sync"] == now]:
-                self._sync(base, mine, ends)
+        for base, step in self._bases:
+            mine = [group for group in base.param_groups if group["next_sync"] == now]
             for group in base.param_groups:
                 if group["next_sync"] != now:
                     self._between(base, group)
+            if mine:
+                self._sync(base, step, mine, ends, now)
         for group in due:
             group["last_sync"], group["next_sync"] = now, ends[id(group)]
         for group in self.param_groups:
@@ -122,26 +123,31 @@ class Multirate(Optimizer):
         One period on, but never past a sync step of a slower part: while periods change, too, a slower part's sync
         steps are sync steps of all finer ones.
         """
-        if all(group["period"] == 1 for group in due):
-            return {id(group): now + 1 for group in due}
-        check_periods(type(self).__name__, self.param_groups)
-        ends = {id(group): group["next_sync"] for group in self.param_groups if group["next_sync"] != now}
-        for group in sorted(due, key=lambda g: -g["period"]):
-            slower = [ends[id(g)] for g in self.param_groups if g["period"] > group["period"]]
-            ends[id(group)] = min([now + group["period"], *slower])
+        periods = [group["period"] for group in self.param_groups]
+        if periods != self._periods:
+            check_periods(type(self).__name__, self.param_groups)
+            self._periods = periods
+        ends = {}
+        for group in due:
+            period = group["period"]
+            end = now + period
+            if period > 1:
+                slower = [g["next_sync"] for g in self.param_groups if g["period"] > period and g["next_sync"] > now]
+                end = min([end, *slower])
+            ends[id(group)] = end
         return ends
 
-    def _sync(self, base: Optimizer, groups: list[Group], ends: dict[int, int]) -> None:
-        """Let a base take its step on the groups that are due, and note the directions of those that will drift."""
-        now = groups[0]["next_sync"]
+    def _sync(self, base: Optimizer, step: Step, groups: list[Group], ends: dict[int, int], now: int) -> None:
+        """Let a base take its step on the groups that are due, and note the directions of those that will be held."""
         gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
         held = [self._measured(base, group) for group in groups if ends[id(group)] > now + 1]
-        call(base, groups if len(groups) < len(base.param_groups) else base.param_groups)
+        call(base, step, groups)
         for group, params, finish in held:
             if not params:
                 continue
             if self._drift:
-                keep(base, group, params, finish(), self.state)
+                shared = has_buffer(base, group)
+                self._courses[id(group)] = keep(params, finish(), shared, self.state)
             else:
                 torch._foreach_add_(params, finish(), alpha=(now + 1 - ends[id(group)]) * step_size(group))
         for each in gathered:
@@ -152,8 +158,9 @@ class Multirate(Optimizer):
         params = [p for p in group["params"] if p.grad is not None]
         if self._drift:
             group["moving"] = len(params)
-            rest([p for p in group["params"] if p.grad is None], self.state)
             self._courses.pop(id(group), None)
+            if len(params) < len(group["params"]):
+                rest([p for p in group["params"] if p.grad is None], self.state)
         return group, params, measure(base, group, params, self.state)
 
     def _between(self, base: Optimizer, group: Group) -> None:
@@ -161,19 +168,19 @@ class Multirate(Optimizer):
         if self._drift:
             course = self._courses.get(id(group))
             if course is None or not course.fits(self.state):
-                course = self._courses[id(group)] = Course(base, group, self.state)
+                course = self._courses[id(group)] = Course.found(base, group, self.state)
             course.advance(step_size(group))
         if group["gradient"] != "sync":
             gather(group, self.state)
 
     def _create_state(self) -> None:
         """Give parameters with a gradient and no state the state of their first step, which must not count."""
-        for base in self._bases:
+        for base, step in self._bases:
             fresh = [
                 [p for p in g["params"] if p.grad is not None and not self.state.get(p)] for g in base.param_groups
             ]
             groups = [{**group, "params": new} for group, new in zip(base.param_groups, fresh, strict=True)]
-            call(base, groups)
+            call(base, step, groups)
             for group, params in zip(base.param_groups, fresh, strict=True):
                 for own in (self.state[p] for p in params if p in self.state):
                     if "step" in own:
@@ -198,7 +205,7 @@ class Multirate(Optimizer):
 
     def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
         """Base and groups of each part, in the order given, the periods within one base ascending."""
-        for base in self._bases:
+        for base, _ in self._bases:
             for period in sorted({group["initial_period"] for group in base.param_groups}):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
@@ -242,7 +249,7 @@ class Multirate(Optimizer):
         where = f"{type(self).__name__}.load_state_dict"
 
         def check(_: Optimizer, saved: dict[str, Any]) -> None:
-            check_saved(where, self._bases, self._drift, saved)
+            check_saved(where, [base for base, _ in self._bases], self._drift, saved)
 
         handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
         try:
@@ -251,13 +258,17 @@ class Multirate(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_drift": self._drift, "_flags": self._flags.saved(), "_bases": [copied(base) for base in self._bases]}
+        own = {
+            "_drift": self._drift,
+            "_flags": self._flags.saved(),
+            "_bases": [copied(base) for base, _ in self._bases],
+        }
         return super().__getstate__() | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_bases" in state:
             bases = [rebuilt(*base) for base in state.pop("_bases")]
-            flags = Flags.from_saved(state.pop("_flags"))
+            flags = Flags(state.pop("_flags"))
             super().__setstate__(state)
             self._begin(bases, flags)
             return
@@ -267,7 +278,7 @@ class Multirate(Optimizer):
             new |= {key: new.get(key, value) for key, value in (fresh | kept).items()}
         super().__setstate__(state)
         remaining = iter(self.param_groups)
-        for base in self._bases:
+        for base, _ in self._bases:
             groups = [next(remaining) for _ in base.param_groups]
             base.__setstate__({"state": self.state, "param_groups": groups})
         self._courses.clear()
@@ -289,3 +300,12 @@ class Multirate(Optimizer):
 def _is_zero(lr: float | Tensor) -> bool:
     """Whether a learning rate is zero; one on another device is not waited for, torch puts a zero on the CPU."""
     return (lr.device.type == "cpu" and not lr.any()) if isinstance(lr, Tensor) else lr == 0
+
+
+def _have_gradient(groups: list[Group]) -> bool:
+    """Whether any parameter has a gradient."""
+    for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one
+        for p in group["params"]:
+            if p.grad is not None:
+                return True
+    return False
