@@ -19,7 +19,7 @@ from benchmarks import mnist_data
 from benchmarks.harness import Benchmark, Context, Run
 from benchmarks.mnist_data import CLASSES, Digits
 from benchmarks.mnist_models import Method, network
-from benchmarks.mnist_small_methods import FEW, METHODS, PAIRS, chosen, cost_key, test_key, trial_key, trials
+from benchmarks.mnist_small_methods import FEW, METHODS, PAIRS, chosen, comparison_key, cost_key, trial_key, trials
 from benchmarks.mnist_small_sections import sections
 from benchmarks.mnist_train import Setting, optimizer_of, train, train_epoch
 from benchmarks.records import Result
@@ -88,7 +88,7 @@ def runs(config: SmallConfig) -> list[Run]:
                     found.append(Run(trial_key(size.images, name, p), (TUNING + seed,), Job("trial", size, name, p)))
         found.append(Run(cost_key(size.images), (0,), Job("cost", size)))
         for seed, name in itertools.product(range(config.seeds), size.methods):
-            found.append(Run(test_key(size.images, name), (seed,), Job("test", size, name)))
+            found.append(Run(comparison_key(size.images, name), (seed,), Job("test", size, name)))
     return found
 
 

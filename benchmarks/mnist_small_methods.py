@@ -16,9 +16,13 @@ def masks(structure: Structure, k: int, *, rescale: bool) -> str:
     return f"masks by {structure}, k = {k}{', rescaled' if rescale else ''}"
 
 
+KINDS = [
+    *itertools.product(get_args(Structure), (2, 5, 10), (True,)),
+    *itertools.product(get_args(Structure), (5,), (False,)),
+]
 METHODS = {"SGD": Method(), "dropout": Method("dropout"), "DropConnect": Method("DropConnect")} | {
     masks(structure, k, rescale=rescale): Method("masks", k=k, structure=structure, rescale=rescale)
-    for structure, rescale, k in itertools.product(get_args(Structure), (True, False), (2, 5, 10))
+    for structure, k, rescale in KINDS
 }
 FEW = ("SGD", "dropout", "DropConnect", *(masks(s, 5, rescale=True) for s in get_args(Structure)))
 
@@ -47,7 +51,7 @@ def trial_key(images: int, name: str, p: tuple[float, float]) -> str:
     return f"tuning {images}: {name}, p = {p[0]:g}/{p[1]:g}"
 
 
-def test_key(images: int, name: str) -> str:
+def comparison_key(images: int, name: str) -> str:
     """A method of the comparison in the record."""
     return f"{images}: {name}"
 

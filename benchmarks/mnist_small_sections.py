@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from benchmarks import stats
-from benchmarks.mnist_small_methods import FEW, METHODS, chosen, masks, test_key, validation
+from benchmarks.mnist_small_methods import FEW, METHODS, chosen, comparison_key, masks, validation
 from benchmarks.records import Record
 from benchmarks.sections import Bars, Claim, Curves, Row, Section, gain, metric
 
@@ -29,7 +29,7 @@ def sections(images: int, methods: Sequence[str]) -> tuple[Section, ...]:
     size = f"{images:,} training images"
 
     def rows(name: str) -> tuple[Row, ...]:
-        return tuple(Row(each, metric(test_key(images, each), name)) for each in methods)
+        return tuple(Row(each, metric(comparison_key(images, each), name)) for each in methods)
 
     return (
         Section(
@@ -41,7 +41,7 @@ def sections(images: int, methods: Sequence[str]) -> tuple[Section, ...]:
             "", f"MNIST, {size}: equal seconds", "%",
             rows=rows(SECONDS), claims=_claims(images, SECONDS),
             plots=(
-                Curves({each: test_key(images, each) for each in FEW}, "accuracy per evaluation",
+                Curves({each: comparison_key(images, each) for each in FEW}, "accuracy per evaluation",
                        "training time in epochs of plain SGD", "test accuracy in %", x="plain epochs per evaluation"),
                 Bars("test accuracy in %"),
             ),
@@ -57,20 +57,23 @@ def sections(images: int, methods: Sequence[str]) -> tuple[Section, ...]:
 
 def _claims(images: int, name: str) -> tuple[Claim, ...]:
     return tuple(
-        Claim(f"{ours}: more accurate than {theirs}.", gain(test_key(images, ours), test_key(images, theirs), name))
+        Claim(
+            f"{ours}: more accurate than {theirs}.",
+            gain(comparison_key(images, ours), comparison_key(images, theirs), name),
+        )
         for ours, theirs in itertools.product(PICKED, ("SGD", "dropout"))
     )
 
 
 def _facts(record: Record, *, images: int, name: str) -> list[str]:
     """Which p each method got, and how the masks that do best on the validation split do on the test images."""
-    picked = {each: chosen(record, images, each) for each in METHODS if record.results(test_key(images, each))}
+    picked = {each: chosen(record, images, each) for each in METHODS if record.results(comparison_key(images, each))}
     best = {each: validation(record, images, each, p) for each, p in picked.items()}
     masked = [each for each in best if METHODS[each].kind == "masks"]
     if not masked or "dropout" not in best:
         return []
     top = max(masked, key=best.__getitem__)
-    margin = stats.summarize(gain(test_key(images, top), test_key(images, "dropout"), name)(record))
+    margin = stats.summarize(gain(comparison_key(images, top), comparison_key(images, "dropout"), name)(record))
     return [
         "Chosen p (input/hidden): " + "; ".join(f"{each} {p[0]:g}/{p[1]:g}" for each, p in picked.items()) + ".",
         f"Of all masks, {top} does best on the validation split ({best[top]:.2f} %, dropout {best['dropout']:.2f} %). "
