@@ -1,8 +1,9 @@
 """Compact masked steps under torch.compile: one graph for all draws, the numbers of the eager computation."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from compact_oracle import gradients, masked_call, units_of
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import mrreg
 from mrreg import compact
 
 CASES: list[tuple[str, Callable[[], nn.Module], str, tuple[int, ...], int, str]] = [
@@ -55,3 +57,31 @@ def test_one_graph_for_all_draws(
         theirs = gradients(module, features, partial(masked_call, module, units, features))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert counter.frame_count == 1
+
+
+def trained(model: nn.Module, shape: tuple[int, ...], compiled: Any, steps: int) -> list[Tensor]:
+    """The parameters after so many steps of SGD with momentum, driven by `attach`."""
+    generator = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    mrreg.attach(optimizer, model)
+    for _ in range(steps):
+        compiled(torch.randn(shape, generator=generator)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("structure", ["hidden", "input", "output"])
+def test_wrapper_has_two_graphs_and_eager_numbers(structure: Literal["hidden", "input", "output"]) -> None:
+    """Masked and joint steps make one graph each; further cycles, with other draws of units, none."""
+    torch._dynamo.reset()
+    single = structure != "hidden"
+    plain = nn.Linear(32, 32) if single else nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    models = [mrreg.MultirateMask(copy.deepcopy(plain), p=0.5, k=3, structure=structure) for _ in range(2)]
+    counter = CompileCounterWithBackend("inductor")
+    shape = (256, 32)
+    ours = trained(models[0], shape, torch.compile(models[0], backend=counter, fullgraph=True), 12)
+    theirs = trained(models[1], shape, models[1], 12)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == 2
