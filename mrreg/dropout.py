@@ -91,7 +91,8 @@ def swap_dropout(
     """
     if not isinstance(model, nn.Module):
         raise bad(TypeError, WHERE, "model", "a torch.nn.Module", model)
-    MultirateMask(nn.Linear(1, 1), 0.5, k, rescale=rescale, boost=boost)  # bad options show before anything happens
+    probe = nn.Linear(1, 1, device="meta")  # draws no random numbers
+    MultirateMask(probe, 0.5, k, rescale=rescale, boost=boost)  # bad options show before anything happens
     nodes = known(model) if example_inputs is None else follow(WHERE, model, example_inputs)
     planner = Planner(model, nodes, UNKNOWN if example_inputs is None else UNCALLED)
     modules, spots = planner.modules, list(planner.spots())

@@ -3,13 +3,11 @@
 `known` reads it off the modules whose order is known without running them; `mrreg.trace` follows a forward.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import nn
-
-from mrreg.paths import join
 
 DROPOUTS = nn.modules.dropout._DropoutNd
 LAYERS = (
@@ -69,35 +67,35 @@ def arity(module: nn.Module) -> int:
 
 def known(model: nn.Module) -> list[Node]:
     """Read the graph off every Sequential and off torch's Transformer layers."""
-    nodes: list[Node] = []
+    paths = {module: path for path, module in model.named_modules()}  # a module used twice has one name
+    chains: list[tuple[list[nn.Module], str]] = []
     inside: set[nn.Module] = set()  # Sequentials that are part of a longer one
-    for path, module in model.named_modules():
+    for module, path in paths.items():
         if ordinary(module, nn.Sequential) and module not in inside:
             end = "the model's output" if module is model else f"what follows {path!r}"
-            nodes += _chain(_members(path, module, inside), end)
+            chains.append((list(_members(module, inside)), end))
         for kind, branches in BRANCHES.items():
             if isinstance(module, kind) and ordinary(module, kind):
-                for names in branches:
-                    nodes += _chain(((join(path, name), getattr(module, name)) for name in names), "add")
-    return nodes
+                chains += [([getattr(module, name) for name in names], "add") for names in branches]
+    return [node for members, end in chains for node in _chain(members, end, paths)]
 
 
-def _members(path: str, sequential: nn.Module, inside: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def _members(sequential: nn.Module, inside: set[nn.Module]) -> Iterator[nn.Module]:
     """The members of a Sequential in order, with Sequentials among them taken apart."""
-    for name, child in sequential._modules.items():  # named_children leaves out the second use of a module
+    for child in sequential._modules.values():  # children() leaves out the second use of a module
         if child is not None and ordinary(child, nn.Sequential):
             inside.add(child)
-            yield from _members(join(path, name), child, inside)
+            yield from _members(child, inside)
         elif child is not None and not isinstance(child, nn.Identity):
-            yield join(path, name), child
+            yield child
 
 
-def _chain(members: Iterator[tuple[str, Any]], end: str) -> list[Node]:
+def _chain(members: Iterable[Any], end: str, paths: dict[nn.Module, str]) -> list[Node]:
     """One node per member, each fed by the one before it, and one for what takes the last."""
     nodes: list[Node] = []
-    for path, member in members:
+    for member in members:
         kind = role(member) if isinstance(member, nn.Module) else "call"
-        name = path if kind != "call" else getattr(member, "__name__", type(member).__name__)
+        name = getattr(member, "__name__", type(member).__name__) if kind == "call" else paths[member]
         nodes.append(Node(name, kind, [nodes[-1] if nodes else None]))
     nodes.append(Node(end, "call", list(nodes[-1:])))
     return nodes

@@ -166,6 +166,11 @@ def passes(node: Node) -> bool:
     )
 
 
+def _plain(name: str) -> str:
+    """How functions, methods, in-place methods and classes of one kind are all called."""
+    return name.replace("_", "").lower()
+
+
 def _taken(call: Node) -> tuple[set[Node], set[str]]:
     """The uses of layers that take a dropout's output, and the names of other calls that do."""
     layers: set[Node] = set()
@@ -187,23 +192,25 @@ def _taken(call: Node) -> tuple[set[Node], set[str]]:
     return layers, others
 
 
-def _made(call: Node) -> tuple[set[Node], set[str]]:
-    """The use of a layer that makes a dropout's input, and nobody else's; or the name of what makes it instead."""
-    node = call
-    while True:
-        sources = set(node.sources)
-        if len(sources) > 1:
-            return set(), {node.name}
-        source = sources.pop() if sources else None
-        if source is None:
-            return set(), {NOWHERE}
-        if len(source.users) > 1:
-            return set(), {f"{source.name!r}, which others take too"}
-        if source.kind == "layer":
+def _made(node: Node) -> tuple[set[Node], set[str]]:
+    """The use of a layer that makes a dropout's input, and nobody else's; or the names of what makes it instead."""
+    sources = [source for source in dict.fromkeys(node.sources) if source]
+    if len(sources) > 1 and _plain(node.name) != "mul":
+        return set(), {node.name}
+    problems: set[str] = set()
+    for source in sources:  # of a product: any factor makes it zero
+        if source.kind != "layer" and not passes(source):
+            problems.add(source.name)
+        elif len(source.users) > 1:
+            problems.add(f"{source.name!r}, which others take too")
+        elif source.kind == "layer":
             return {source}, set()
-        if not passes(source):
-            return set(), {source.name}
-        node = source
+        else:
+            makers, names = _made(source)
+            if makers:
+                return makers, set()
+            problems |= names
+    return set(), problems or {NOWHERE}
 
 
 def _only(node: Node, calls: list[Node]) -> bool:

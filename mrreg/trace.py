@@ -28,15 +28,17 @@ def follow(where: str, model: nn.Module, example_inputs: Any) -> list[Node]:
 
     A tuple of example inputs is several positions, a mapping keywords, anything else one argument.
     """
-    watch = _Watch(twin := _twin(where, model))
     positions, keywords = (example_inputs if type(example_inputs) is tuple else (example_inputs,)), {}
     if isinstance(example_inputs, Mapping):
         positions, keywords = (), {name: _copy(value) for name, value in example_inputs.items()}
+    positions = _copy(positions)
+    twin = _twin(where, model)
+    watch = _Watch(twin, (positions, keywords))
     with _random_state_kept(model), torch.no_grad(), catch_warnings():
         simplefilter("ignore")
         try:
             with watch:
-                output = twin(*_copy(positions), **keywords)
+                output = twin(*positions, **keywords)
         except Exception as error:
             call = "a tuple gives several arguments, a mapping keywords, anything else one argument"
             error.add_note(f"{where}: raised by the model's forward on example_inputs ({call}).")
@@ -109,12 +111,13 @@ def _tensors(value: Any) -> list[Tensor]:
 class _Watch(TorchFunctionMode):
     """Notes which call has made each tensor of a forward, and which calls take it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, inputs: Any) -> None:
         super().__init__()
         self.nodes: list[Node] = []
         self._made: dict[int, tuple[Tensor, Node]] = {}  # holds the tensor, or another could get its id
         self._open: list[str] = []  # paths of the modules being run
         self._within: list[list[Node | None]] = []  # what fed the layers being run; inside them nothing is noted
+        self._add(Node("the model's input", "call", []), inputs)
         for path, module in model.named_modules():
             self._hook(path, module)
 
