@@ -17,6 +17,7 @@ from mrreg.forms import MultirateAdamW, MultirateSGD
 from mrreg.langevin import LangevinSGD
 from mrreg.mask import MultirateMask
 from mrreg.optim import Multirate
+from mrreg.schedule import PeriodScheduler
 from mrreg.split import biases, split
 
 __version__ = "0.1.0"
@@ -28,6 +29,7 @@ __all__ = [
     "MultirateMask",
     "MultirateSGD",
     "NoEffectWarning",
+    "PeriodScheduler",
     "attach",
     "biases",
     "mask",
