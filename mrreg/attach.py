@@ -1,20 +1,19 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.checks import whole
 from mrreg.errors import bad, some, wrong_moment
-from mrreg.hold import Boosted, Held, cannot_move, clear_gradient
+from mrreg.hold import Group, Keeper, cannot_move
 from mrreg.mask import MultirateMask
 
 WHERE = "attach"
@@ -34,7 +33,8 @@ class Driver:
         self.seed = seed
         self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
         self.optimizer = weakref.ref(optimizer, self._orphaned)
-        self.pending: list[tuple[Tensor, Held | Boosted]] = []
+        self.pending: list[tuple[Tensor, Keeper, bool]] = []  # what the step in progress must not change
+        self.keepers: defaultdict[int, Keeper] = defaultdict(Keeper)
         self.handles: list[RemovableHandle] = []
 
     def start(self, optimizer: Optimizer) -> None:
@@ -80,38 +80,37 @@ class Driver:
             mask._turn(clock, seed, first)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a step: keep what it must not change."""
-        closure = any(map(callable, chain(args[1:], kwargs.values())))
+        """Before a step: remember what it must not change."""
+        closure = any(map(callable, chain(args[1:], kwargs.values())))  # gradients come during the step
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        self.pending = []
+        self.pending.clear()
         for mask, _ in self.masks:
-            for target in mask.targets:
+            for target in mask.targets if mask.p else ():
                 p = mask.module.get_parameter(target.name)
-                group = group_of.get(id(p))
-                if group is not None and (closure or p.grad is not None):
-                    self._keep(optimizer, mask, p, mask._bits.get(target.name), group, closure)
+                if id(p) in group_of and (closure or p.grad is not None):
+                    self._keep(optimizer, mask, target.name, p, group_of[id(p)], closure)
 
     def _keep(
-        self, optimizer: Optimizer, mask: MultirateMask, p: Tensor, bits: Tensor | None, group: Any, closure: bool
+        self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, closure: bool
     ) -> None:
         """Before a step, for one parameter."""
-        if bits is None or not mask.p:
-            return
-        if not mask._on:
-            if mask.boost != 1:
-                self.pending.append((p, Boosted(p, bits, mask.boost)))
-        elif cannot_move(optimizer, group) and not closure:
-            clear_gradient(p, bits)
+        keeper = self.keepers[id(p)]
+        if mask._on:
+            mask._own[name].clear(p, mask._bits[name])
+            if cannot_move(optimizer, group) and not closure:
+                return
+            keeper.hold(p, optimizer.state.get(p, {}), mask._bits[name])
+        elif mask.boost != 1:
+            keeper.push(p, mask._bits[name], mask.boost)
         else:
-            clear_gradient(p, bits)
-            self.pending.append((p, Held(p, optimizer.state.get(p, {}), bits, bool(group.get("weight_decay")))))
+            return
+        self.pending.append((p, keeper, bool(group.get("weight_decay"))))
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""
-        with torch.no_grad():
-            for p, kept in self.pending:
-                kept.put_back(optimizer.state.get(p, {}))
-        self.pending = []
+        for p, keeper, decayed in self.pending:
+            keeper.release(p, optimizer.state.get(p, {}), decayed)
+        self.pending.clear()
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)

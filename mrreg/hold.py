@@ -1,5 +1,6 @@
 """Keep held entries, and the optimizer's state of their shape, bit-identical through a step; boost the joint step."""
 
+from collections import defaultdict
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mrreg.substitute import as_bits, bits_dtype
+from mrreg.workspace import Workspace
 
 Group = dict[str, Any]
 State = MutableMapping[str, Any]
@@ -18,54 +20,58 @@ def cannot_move(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     return type(optimizer) is torch.optim.SGD and not moving
 
 
-def clear_gradient(parameter: Tensor, bits: Tensor) -> None:
-    """Zero the gradient of held entries, whatever wrote there since the backward pass."""
-    grad = parameter.grad
-    if grad is not None:
-        as_bits(grad).bitwise_and_(bits)
-
-
 def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
-    """The state tensors with one entry for each of the parameter's."""
+    """The parameter and the state tensors with one entry for each of its own."""
+    yield "", parameter.detach()
     for name, value in state.items():
         if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
             yield name, value
 
 
-class Held:
-    """The slow entries of one parameter and its state before a masked step, to be put back after it."""
+class Keeper:
+    """What a step must not do to one parameter: remembered before the step, undone after it."""
 
-    def __init__(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
-        self.parameter, self.keep, self.decayed = parameter.detach(), bits, decayed
-        self.slow = bits.bitwise_not()
-        self.saved = self._slow_part(self.parameter)
-        self.saved_state = {name: self._slow_part(value) for name, value in _shaped(parameter, state)}
+    def __init__(self) -> None:
+        self._bits = self._slow = torch.empty(0)
+        self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
+        self._saved: dict[str, Tensor] = {}
+        self._boost = 1.0
 
-    def _slow_part(self, value: Tensor) -> Tensor:
-        return as_bits(value) & self.slow.to(bits_dtype(value))
+    def hold(self, parameter: Tensor, state: State, bits: Tensor) -> None:
+        """Before a masked step: remember the slow entries of the parameter and of its state."""
+        self._boost = 0
+        self._read(bits)
+        for name, value in _shaped(parameter, state):
+            saved = self._work[name].like(value)
+            torch.bitwise_and(as_bits(value), self._fit(self._slow, value), out=as_bits(saved))
+            self._saved[name] = saved
 
-    def put_back(self, state: State) -> None:
-        """Undo what the step did to held entries."""
-        self._put(self.parameter, self.saved)
-        for name, value in _shaped(self.parameter, state):
-            if name in self.saved_state:
-                self._put(value, self.saved_state[name])
-            elif self.decayed:  # new state: weight decay is all that can have entered it at held entries
-                as_bits(value).bitwise_and_(self.keep.to(bits_dtype(value)))
+    def push(self, parameter: Tensor, bits: Tensor, boost: float) -> None:
+        """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
+        self._boost = boost
+        self._read(bits)
+        self._saved[""] = self._work[""].like(parameter).copy_(parameter.detach())
 
-    def _put(self, value: Tensor, saved: Tensor) -> None:
-        as_bits(value).bitwise_and_(self.keep.to(bits_dtype(value))).bitwise_or_(saved)
+    def release(self, parameter: Tensor, state: State, decayed: bool) -> None:
+        """After the step: put the slow entries back, or scale what they moved."""
+        if self._boost:
+            moved = self._saved.pop("").sub_(parameter.detach())  # backwards
+            as_bits(moved).bitwise_and_(self._slow)
+            parameter.detach().sub_(moved, alpha=self._boost - 1)
+            return
+        for name, value in _shaped(parameter, state):
+            if name in self._saved:
+                fast = as_bits(value).bitwise_and_(self._fit(self._bits, value))
+                fast.bitwise_or_(as_bits(self._saved.pop(name)))
+            elif decayed:  # new state: weight decay is all that can have entered it at slow entries
+                as_bits(value).bitwise_and_(self._fit(self._bits, value))
 
+    def _read(self, bits: Tensor) -> None:
+        """Keep the slow entries' own bits from step to step; forget a step that never ended."""
+        if bits is not self._bits:
+            self._bits, self._slow = bits, bits.bitwise_not()
+        self._saved.clear()
 
-class Boosted:
-    """One parameter before a joint step, whose slow entries move `boost` times as far as the optimizer takes them."""
-
-    def __init__(self, parameter: Tensor, bits: Tensor, boost: float) -> None:
-        self.parameter, self.keep, self.boost = parameter.detach(), bits, boost
-        self.before = self.parameter.clone()
-
-    def put_back(self, state: State) -> None:
-        """Scale the displacement of slow entries."""
-        moved = self.parameter - self.before
-        as_bits(moved).bitwise_and_(self.keep.bitwise_not())
-        self.parameter.add_(moved, alpha=self.boost - 1)
+    def _fit(self, bits: Tensor, value: Tensor) -> Tensor:
+        """Bits as wide as the value's entries: state may be kept in another precision."""
+        return bits.to(bits_dtype(value))

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterable
-from numbers import Integral, Real
 from typing import Any, Self
 
 import torch
@@ -11,10 +10,11 @@ from torch.func import functional_call
 
 from mrreg import compact
 from mrreg.checkpointing import refuse_checkpointing
+from mrreg.checks import number, whole
 from mrreg.draw import keep_bits, keep_units
 from mrreg.errors import NoEffectWarning, bad
 from mrreg.structure import STRUCTURES, Structure, Target, targets
-from mrreg.substitute import bits_dtype, masked
+from mrreg.substitute import Substitute, bits_dtype, masked
 
 WHERE = "MultirateMask"
 
@@ -87,9 +87,9 @@ class MultirateMask(nn.Module):
             raise bad(ValueError, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
         if not isinstance(rescale, bool):
             raise bad(TypeError, WHERE, "rescale", "True or False", rescale)
-        self.p = probability(p)
-        self.k = cycle_length(k)
-        self._boost = None if boost is None else _factor(boost)
+        self.p = number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1)
+        self.k = whole(WHERE, "k", k)
+        self._boost = None if boost is None else number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
         self.structure = structure
         self.rescale = rescale
         self.targets = targets(module, parameters, structure)
@@ -127,7 +127,8 @@ class MultirateMask(nn.Module):
         if compact.possible(self.module, self.structure) and compact.pays(self.module, self.structure, units, args):
             return compact.forward(self.module, self.structure, units, args, kwargs)
         weights = {
-            t.name: masked(self.module.get_parameter(t.name), self._bits[t.name], self._scale(t)) for t in self.targets
+            t.name: masked(self.module.get_parameter(t.name), self._bits[t.name], self._scale(t), self._own[t.name])
+            for t in self.targets
         }
         with refuse_checkpointing(self.module, weights.values()) as check:
             return check(functional_call(self.module, weights, args, kwargs))
@@ -146,6 +147,7 @@ class MultirateMask(nn.Module):
         self._drawn: tuple[Any, ...] | None = None  # what `_bits` were drawn from
         self._bits: dict[str, Tensor] = {}
         self._kept: dict[str, tuple[int, Tensor]] = {}
+        self._own = {t.name: Substitute() for t in self.targets}
 
     def _turn(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
@@ -198,11 +200,11 @@ class MultirateMask(nn.Module):
         """What copies and pickles get: a mask that nothing drives."""
         state = self.__dict__.copy()
         state |= {"_on": False, "_driven": False, "_warned": False, "_drawn": None, "_bits": {}, "_kept": {}}
-        return state
+        return state | {"_own": {t.name: Substitute() for t in self.targets}}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Move and cast as any module does; the bits follow their parameters."""
-        super()._apply(*args, **kwargs)
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, bits in self._bits.items():
             weight = self.module.get_parameter(name)
             self._bits[name] = bits.to(weight.device, bits_dtype(weight))
@@ -233,33 +235,5 @@ def _check_module(module: object) -> None:
             raise bad(ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest.")
 
 
-def _number(value: object) -> bool:
-    """Whether this is a real number, and not a truth value."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def probability(p: object, where: str = WHERE) -> float:
-    """Check a chance in [0, 1]."""
-    if not isinstance(p, Real) or not _number(p):
-        raise bad(TypeError, where, "p", "a number in [0, 1]", p)
-    if not 0 <= p <= 1:
-        raise bad(ValueError, where, "p", "in [0, 1]", p)
-    return float(p)
-
-
-def cycle_length(k: object, where: str = WHERE) -> int:
-    """Check a number of steps per cycle."""
-    if not isinstance(k, Integral) or not _number(k):
-        raise bad(TypeError, where, "k", "a whole number, at least 1", k)
-    if k < 1:
-        raise bad(ValueError, where, "k", "at least 1", k)
-    return int(k)
-
-
-def _factor(boost: object) -> float:
-    """Check a factor of the slow step."""
-    if not isinstance(boost, Real) or not _number(boost):
-        raise bad(TypeError, WHERE, "boost", "a number, at least 0, or None", boost)
-    if not 0 <= boost < float("inf"):
-        raise bad(ValueError, WHERE, "boost", "finite and at least 0", boost)
-    return float(boost)
+def _is_factor(boost: float) -> bool:
+    return 0 <= boost < float("inf")

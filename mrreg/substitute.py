@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrreg.workspace import Workspace
+
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an entry in bytes
 
 
@@ -18,32 +20,56 @@ def as_bits(value: Tensor) -> Tensor:
     return value.view(bits_dtype(value))
 
 
+class Substitute:
+    """The masked tensor of one parameter and its gradient, in memory that is used again."""
+
+    def __init__(self) -> None:
+        self.values, self.gradients = Workspace(), Workspace()
+        self.clean = -1  # version of the gradient's memory when its slow entries were zero
+
+    def clear(self, parameter: Tensor, bits: Tensor) -> None:
+        """Zero the gradient of slow entries, unless nothing but the backward pass wrote there."""
+        grad = parameter.grad
+        if grad is not None and not (grad._version == self.clean and self.gradients.holds(grad)):
+            as_bits(grad).bitwise_and_(bits)
+
+
+def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
+    """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient."""
+    if torch.compiler.is_compiling() or _transformed():
+        kept = torch.where(bits != 0, value, 0.0)  # a select that compilers fuse and transforms know
+        return kept if scale == 1 else kept * scale
+    return _Masked.apply(value, bits, scale, own)  # type: ignore[no-any-return]
+
+
+def _transformed() -> bool:
+    """Whether tensors here are not the ordinary ones that own memory can stand for."""
+    return torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
+
+
+def _fill(work: Workspace, value: Tensor, bits: Tensor, scale: float) -> Tensor:
+    """Compute scale * (value & bits) in the memory of a workspace."""
+    out = work.like(value)
+    torch.bitwise_and(as_bits(value), bits, out=as_bits(out))
+    return out if scale == 1 else out.mul_(scale)
+
+
 class _Masked(torch.autograd.Function):
     """scale * (value & bits), whose derivative is the same function of the gradient."""
 
-    generate_vmap_rule = True
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
+        ctx.bits, ctx.scale, ctx.own = bits, scale, own
+        return _fill(own.values, value, bits, scale)
 
     @staticmethod
-    def forward(value: Tensor, bits: Tensor, scale: float) -> Tensor:
-        out = torch.bitwise_and(as_bits(value), bits).view(value.dtype)
-        return out if scale == 1 else out.mul_(scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        ctx.bits, ctx.scale = inputs[1:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return masked(grad, ctx.bits, ctx.scale), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():  # somebody differentiates the gradient
+            return masked(grad, ctx.bits, ctx.scale, Substitute()), None, None, None
+        out = _fill(ctx.own.gradients, grad, ctx.bits, ctx.scale)
+        ctx.own.clean = out._version
+        return out, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return masked(tangent, ctx.bits, ctx.scale)
-
-
-def masked(value: Tensor, bits: Tensor, scale: float) -> Tensor:
-    """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient."""
-    if torch.compiler.is_compiling():  # a select that the compiler fuses
-        kept = torch.where(bits != 0, value, 0.0)
-        return kept if scale == 1 else kept * scale
-    return _Masked.apply(value, bits, scale)  # type: ignore[no-any-return]
+        return masked(tangent, ctx.bits, ctx.scale, Substitute())
