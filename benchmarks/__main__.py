@@ -38,7 +38,11 @@ app = typer.Typer(
 def list_() -> None:
     """Name every benchmark and its presets."""
     for name, entry in REGISTERED.items():
-        print(f"{name:16} {entry.summary} [{', '.join(entry.load().presets)}]")
+        try:
+            presets = ", ".join(entry.load().presets)
+        except UserError as error:
+            presets = str(error)
+        print(f"{name:16} {entry.summary} [{presets}]")
 
 
 @app.command("all")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from benchmarks.errors import UserError
 from benchmarks.harness import Benchmark
 
 
@@ -23,7 +24,17 @@ class Entry:
     share: float = 1.0
 
     def load(self) -> Benchmark[Any]:
-        benchmark = importlib.import_module(f"benchmarks.{self.module}").BENCHMARK
+        """Import the module.
+
+        Raises:
+            UserError: If it needs a package that is not installed.
+        """
+        try:
+            benchmark = importlib.import_module(f"benchmarks.{self.module}").BENCHMARK
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"benchmarks.{self.module}: needs {error.name}. Install it: pip install '.[bench]'"
+            ) from error
         assert isinstance(benchmark, Benchmark)
         return benchmark
 

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from benchmarks import stats
 from benchmarks.records import Record
@@ -85,6 +86,8 @@ def draw_curves(plot: Curves, record: Record, axes: Axes) -> bool:
     for (label, value), style in zip(plot.references.items(), cycle(("--", ":", "-."))):
         axes.axhline(value, color=PAPER, linestyle=style, linewidth=1, label=f"paper: {label}")
     axes.set(xlabel=plot.xlabel, ylabel=plot.ylabel)
+    if plot.x is None:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if plot.ylim:
         axes.set_ylim(plot.ylim)
     axes.legend()
