@@ -62,7 +62,7 @@ DRAWN = ("SGD", "multirate, all biases")  # those whose decision regions are kep
 
 PRESETS = {
     "smoke": SpiralConfig(seeds=2, epochs=4, every=2, methods=tuple(METHODS)),
-    "demo": SpiralConfig(seeds=5, epochs=1000, every=25, methods=DRAWN),
+    "demo": SpiralConfig(seeds=5, epochs=2000, every=50, methods=DRAWN),
     "cpu": SpiralConfig(seeds=20, epochs=4000, every=40, methods=tuple(METHODS)),
     "gpu": SpiralConfig(seeds=100, epochs=4000, every=40, methods=tuple(METHODS)),
     "paper": SpiralConfig(seeds=5, epochs=4000, every=40, methods=tuple(METHODS)),
