@@ -6,6 +6,7 @@ from itertools import islice
 
 from torch import Tensor, nn
 
+from mrreg.checks import number
 from mrreg.errors import bad, some, unknown
 from mrreg.mask import MultirateMask
 from mrreg.paths import common, holders, join, within
@@ -62,7 +63,8 @@ def mask(
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
     search = _Search(model, lambda module: bool(targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
-    for pattern, p in patterns.items():
+    for pattern, value in patterns.items():
+        p = number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
         for module in search.matching(pattern):
             if chosen.setdefault(module, p) != p:
                 rule = f"of one mind about the p of {search.path[module]!r}"

@@ -1,0 +1,300 @@
+"""Masks by name: what patterns mean, what is refused and leaves the model alone; and the way back."""
+
+import copy
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import mrreg
+from mrreg import MultirateMask
+
+
+class Block(nn.Module):
+    """A block with a parameter of its own, as a Vision Transformer has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(1, 6))
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x + self.place))))  # type: ignore[no-any-return]
+
+
+def model() -> nn.Module:
+    """Names: fc1, act, blocks, blocks.{0,1}, blocks.{0,1}.{norm,up,down}, head."""
+    return nn.Sequential(
+        nn.ModuleDict(
+            {
+                "fc1": nn.Linear(6, 6),
+                "act": nn.ReLU(),
+                "blocks": nn.Sequential(Block(), Block()),
+                "head": nn.Linear(6, 3),
+            }
+        )
+    )[0]
+
+
+def masked(module: nn.Module) -> dict[str, float]:
+    return {path: m.p for path, m in module.named_modules() if isinstance(m, MultirateMask)}
+
+
+MEANT: dict[str, tuple[Mapping[str, float], dict[str, float]]] = {
+    "names": ({"fc1": 0.2, "head": 0.5}, {"fc1": 0.2, "head": 0.5}),
+    "a whole block": ({"blocks.0": 0.5}, {"blocks.0": 0.5}),
+    "wildcards": (
+        {"blocks.*.up": 0.5, "blocks.[1-9].down": 0.1},
+        {"blocks.0.up": 0.5, "blocks.1.up": 0.5, "blocks.1.down": 0.1},
+    ),
+    "one character": ({"f?1": 0.5}, {"fc1": 0.5}),
+    "the innermost": ({"blocks.*": 0.5}, {f"blocks.{i}.{layer}": 0.5 for i in range(2) for layer in ("up", "down")}),
+    "blocks by wildcard": ({"blocks.?": 0.5}, {"blocks.0": 0.5, "blocks.1": 0.5}),
+    "everything": (
+        {"*": 0.5},
+        {"fc1": 0.5, **{f"blocks.{i}.{layer}": 0.5 for i in range(2) for layer in ("up", "down")}, "head": 0.5},
+    ),
+    "twice with one p": ({"head": 0.5, "h*": 0.5}, {"head": 0.5}),
+    "the model": ({"": 0.5}, {"": 0.5}),
+    "p of 0 and 1": ({"fc1": 0, "head": 1}, {"fc1": 0.0, "head": 1.0}),
+}
+
+
+@pytest.mark.parametrize(("patterns", "expected"), MEANT.values(), ids=MEANT.keys())
+def test_what_patterns_mean(patterns: Mapping[str, float], expected: dict[str, float]) -> None:
+    plain = model()
+    wrapped = mrreg.mask(plain, patterns, k=3)
+    assert masked(wrapped) == expected
+    assert (wrapped is plain) == ("" not in expected)
+    assert mrreg.unwrap(wrapped) is plain
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no match": ({"patterns": {"fc2": 0.5}}, ValueError, r"mask: patterns must be .* got 'fc2'. Did you mean 'fc1'\?"),
+    "no match at all": ({"patterns": {"zzz*": 0.5}}, ValueError, "There is: '', 'act', 'blocks'"),
+    "one of two matches": ({"patterns": {"fc1": 0.5, "fc2": 0.5}}, ValueError, "got 'fc2'"),
+    "nothing to mask": ({"patterns": {"act": 0.5}}, ValueError, "MultirateMask: module must be a module with a par"),
+    "nothing to mask among matches": ({"patterns": {"*norm": 0.5}}, ValueError, "match something to mask, got '.norm'"),
+    "two p": (
+        {"patterns": {"fc1": 0.5, "fc*": 0.2}},
+        ValueError,
+        r"the p of 'fc1', got \(0.5, 0.2\). 'fc\*' matches it again",
+    ),
+    "parent and child": (
+        {"patterns": {"blocks.0": 0.5, "blocks.0.up": 0.5}},
+        ValueError,
+        r"\['blocks.0', 'blocks.0.up'\]",
+    ),
+    "child and parent": ({"patterns": {"blocks.*.up": 0.5, "": 0.5}}, ValueError, "none inside another"),
+    "no mapping": ({"patterns": [("fc1", 0.5)]}, TypeError, "mask: patterns must be a mapping"),
+    "text": ({"patterns": "fc1"}, TypeError, "mask: patterns must be a mapping"),
+    "no pattern": ({"patterns": {}}, ValueError, "at least one pattern"),
+    "no text": ({"patterns": {1: 0.5}}, TypeError, "from names or glob patterns"),
+    "no model": (
+        {"model": [nn.Linear(1, 1)], "patterns": {"0": 0.5}},
+        TypeError,
+        "mask: model must be a torch.nn.Module",
+    ),
+    "bad p of the second": (
+        {"patterns": {"fc1": 0.5, "head": 1.5}},
+        ValueError,
+        r"mask: p of 'head' must be in \[0, 1\], got 1.5",
+    ),
+    "p as text": ({"patterns": {"fc1": "0.5"}}, TypeError, "mask: p of 'fc1' must be a number"),
+    "p is True": ({"patterns": {"fc1": True}}, TypeError, "p of 'fc1' must be a number"),
+    "p is NaN": ({"patterns": {"fc1": float("nan")}}, ValueError, "p of 'fc1' must be in"),
+    "bad k": ({"patterns": {"fc1": 0.5}, "k": 0}, ValueError, "k must be"),
+    "bad structure": ({"patterns": {"fc1": 0.5}, "structure": "rows"}, ValueError, "structure must be"),
+    "bad parameters": ({"patterns": {"fc1": 0.5}, "parameters": ["wait"]}, ValueError, "Did you mean 'weight'"),
+    "no pair": ({"patterns": {"fc1": 0.5}, "structure": "hidden"}, ValueError, 'structure="hidden"'),
+}
+
+
+@pytest.mark.parametrize(("arguments", "kind", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_refused_leaves_the_model_alone(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+    plain = model()
+    before = repr(plain)
+    with pytest.raises(kind, match=message):
+        mrreg.mask(**{"model": plain, **arguments})
+    assert repr(plain) == before
+
+
+def test_masks_do_not_nest_over_two_calls() -> None:
+    plain = mrreg.mask(model(), {"blocks.0.up": 0.5})
+    for name in ("blocks.0.up", "blocks.0.up.module", "blocks.0", "*"):
+        with pytest.raises(ValueError, match="names of modules without masks"):
+            mrreg.mask(plain, {name: 0.5})
+    assert masked(mrreg.mask(plain, {"head": 0.5})) == {"blocks.0.up": 0.5, "head": 0.5}
+
+
+def test_options_reach_every_mask() -> None:
+    names = (name for name in ("bias",))
+    wrapped = mrreg.mask(model(), {"*": 0.5}, 7, parameters=names, structure="output", rescale=True, boost=2)
+    found = [m for m in wrapped.modules() if isinstance(m, MultirateMask)]
+    assert len(found) == 6  # a norm has no output units
+    assert {(m.k, m.structure, m.rescale, m.boost, m.targets[0].name) for m in found} == {
+        (7, "output", True, 2, "bias")
+    }
+
+
+def test_hidden_pairs_by_wildcard() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 12, batch_first=True), 2)
+    assert masked(mrreg.mask(encoder, {"layers.*": 0.5}, structure="hidden")) == {"layers.0": 0.5, "layers.1": 0.5}
+
+
+def test_a_shared_module_gets_one_mask_in_all_its_places() -> None:
+    shared = nn.Linear(6, 6)
+    plain = nn.Sequential(shared, nn.ReLU(), shared, nn.ModuleDict({"again": shared}))
+    wrapped = mrreg.mask(plain, {"2": 0.5})
+    assert wrapped is plain
+    assert plain[0] is plain[2] is plain.get_submodule("3.again")
+    assert isinstance(plain[0], MultirateMask)
+    mrreg.unwrap(plain)
+    assert plain[0] is plain[2] is plain.get_submodule("3.again") is shared
+
+
+def test_a_shared_module_has_one_p_whatever_name_is_used() -> None:
+    shared = nn.Linear(6, 6)
+    with pytest.raises(ValueError, match="the p of '0'"):
+        mrreg.mask(nn.Sequential(shared, shared), {"0": 0.5, "1": 0.2})
+
+
+def tied() -> nn.Module:
+    encoder, decoder = nn.Embedding(5, 6), nn.Linear(6, 5)
+    decoder.weight = encoder.weight
+    return nn.ModuleDict({"lm": nn.ModuleDict({"encoder": encoder, "decoder": decoder}), "other": nn.Linear(5, 5)})
+
+
+def test_tied_weights_need_a_mask_around_both() -> None:
+    with pytest.raises(ValueError, match=r"lm.decoder.weight, also in 'lm.encoder'.*Mask what holds both, 'lm'"):
+        mrreg.mask(tied(), {"lm.decoder": 0.5})
+    with pytest.raises(ValueError, match="also in"):
+        mrreg.mask(tied(), {"lm.*": 0.5})
+    assert masked(mrreg.mask(tied(), {"lm": 0.5})) == {"lm": 0.5}
+    assert masked(mrreg.mask(tied(), {"lm.decoder": 0.5}, parameters="bias")) == {"lm.decoder": 0.5}
+
+
+def test_the_projection_of_attention_is_masked_through_attention() -> None:
+    """torch reads out_proj.weight and never calls out_proj: a mask on it would do nothing."""
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    remedy = r"mask 'self_attn' with parameters=\['out_proj.weight'\]"
+    for pattern in ("self_attn.out_proj", "*.out_proj", "*proj*"):
+        with pytest.raises(ValueError, match=remedy):
+            mrreg.mask(layer, {pattern: 0.5})
+    wrapped = mrreg.mask(copy.deepcopy(layer), {"self_attn": 0.5}, parameters=["out_proj.weight"])
+    assert masked(wrapped) == {"self_attn": 0.5}
+    assert masked(mrreg.mask(layer, {"*": 0.5})) == {"self_attn": 0.5, "linear1": 0.5, "linear2": 0.5}
+
+
+def test_parametrized_layers_are_masked_whole() -> None:
+    plain = nn.Sequential(parametrizations.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 6))
+    assert masked(mrreg.mask(plain, {"*": 0.5})) == {"0": 0.5, "1": 0.5}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("patterns", [{"*.linear1": 0.5}, {"*.linear?": 0.5, "*.self_attn": 0.5}, {"layers.0": 0.5}])
+def test_children_of_a_transformer_layer(norm_first: bool, patterns: dict[str, float]) -> None:
+    """The fused path of evaluation reads the children's parameters; training calls the children."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
+    x, padding = torch.randn(3, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
+    expected = copy.deepcopy(plain).eval()
+    wrapped = mrreg.mask(plain, patterns, k=3)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    handle = mrreg.attach(optimizer, wrapped)
+    wrapped.eval()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            assert torch.equal(wrapped(x), expected(x))
+            kept = ~padding
+            padded = wrapped(x, src_key_padding_mask=padding), expected(x, src_key_padding_mask=padding)
+            torch.testing.assert_close(padded[0][kept], padded[1][kept])
+    wrapped.train()
+    before = wrapped(x)
+    for mask in [m for m in wrapped.modules() if isinstance(m, MultirateMask)]:
+        for target in mask.targets:
+            p, kept = mask.module.get_parameter(target.name), mask._bits[target.name].bool()
+            true = p.detach().clone()
+            for entries, same in [(~kept, True), (kept, False)]:
+                with torch.no_grad():
+                    p.add_(entries * torch.randn_like(p))
+                assert torch.equal(wrapped(x), before) == same
+                with torch.no_grad():
+                    p.copy_(true)
+    handle.remove()
+
+
+# the way back
+
+
+@pytest.mark.parametrize("patterns", [{"*": 0.5}, {"": 0.5}, {"fc1": 0.5}])
+@pytest.mark.parametrize("how", ["as it is", "deepcopy", "pickle", "torch.save"])
+def test_unwrap_gives_the_plain_model_back(patterns: dict[str, float], how: str) -> None:
+    plain = model()
+    types, keys = [type(m) for m in plain.modules()], list(plain.state_dict())
+    parameters = dict(plain.named_parameters())
+    wrapped = mrreg.mask(plain, patterns)
+    if how == "deepcopy":
+        wrapped = copy.deepcopy(wrapped)
+    elif how == "pickle":
+        wrapped = pickle.loads(pickle.dumps(wrapped))
+    elif how == "torch.save":
+        file = io.BytesIO()
+        torch.save(wrapped, file)
+        file.seek(0)
+        wrapped = torch.load(file, weights_only=False)
+    inside = set(wrapped.parameters())
+    back = mrreg.unwrap(wrapped)
+    assert [type(m) for m in back.modules()] == types
+    assert list(back.state_dict()) == keys
+    assert set(back.parameters()) == inside
+    assert all(torch.equal(p, parameters[name]) for name, p in back.named_parameters())
+    assert all((p is parameters[name]) == (how == "as it is") for name, p in back.named_parameters())
+    hooks = [value for m in back.modules() for name, value in vars(m).items() if name.endswith("_hooks") and value]
+    assert hooks == []
+
+
+def test_unwrap_without_masks_changes_nothing() -> None:
+    plain = model()
+    before = repr(plain)
+    assert mrreg.unwrap(mrreg.unwrap(plain)) is plain
+    assert repr(plain) == before
+    with pytest.raises(TypeError, match=r"unwrap: model must be a torch.nn.Module, got 3"):
+        mrreg.unwrap(3)  # type: ignore[arg-type]
+
+
+def test_unwrap_in_the_middle_of_a_cycle_trains_on_as_plain() -> None:
+    """Also while the optimizer is still attached: nothing is held and nothing is boosted any more."""
+    plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    wrapped = mrreg.mask(plain, {"*": 0.5}, k=3)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, wrapped)
+    x = torch.randn(8, 6)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(model(x).pow(2).sum())
+        optimizer.step()
+
+    step(wrapped, optimizer)
+    back = mrreg.unwrap(wrapped)
+    twin = copy.deepcopy(back)
+    other = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(7):
+        step(back, optimizer)
+        step(twin, other)
+        assert all(torch.equal(p, q) for p, q in zip(back.parameters(), twin.parameters(), strict=True))
+
+
+def test_after_swap_dropout_unwrap_leaves_identities() -> None:
+    plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Dropout(), nn.Linear(6, 6))
+    back = mrreg.unwrap(mrreg.swap_dropout(plain)[0])
+    assert back is plain
+    assert [type(m) for m in plain] == [nn.Linear, nn.ReLU, nn.Identity, nn.Linear]
