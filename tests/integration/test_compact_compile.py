@@ -14,6 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import mrreg
 from mrreg import compact
 
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11's own inductor
+
 CASES: list[tuple[str, Callable[[], nn.Module], str, tuple[int, ...], int, str]] = [
     ("input", lambda: nn.Linear(8, 6), "input", (3, 8), 8, "aot_eager"),
     ("output", lambda: nn.Conv2d(3, 8, 3), "output", (2, 3, 6, 6), 8, "aot_eager"),
