@@ -17,6 +17,7 @@ from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags
 from mrreg.gather import Gathered, gather
 from mrreg.parts import check_gradients, check_parts, check_periods, check_saved, planned
+from mrreg.watch import GradientWatch, ParallelWatch, have_gradient
 
 
 class Multirate(Optimizer):
@@ -51,7 +52,9 @@ class Multirate(Optimizer):
         self._periods: list[int] = []
         self._flags = flags
         self._courses: dict[int, Course] = {}
-        self._warned = False
+        self._first = True
+        self._watch = GradientWatch()
+        self._parallel = ParallelWatch(type(self).__name__, self._slow())
         self._finalizer = weakref.finalize(self, flags.restorer())
         self._finalizer.atexit = False
         self._switch()
@@ -88,7 +91,7 @@ class Multirate(Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf) != 0:
             return False
-        if not _have_gradient(self.param_groups):
+        if not have_gradient(self.param_groups):
             return False
         if all(_is_zero(group["lr"]) for group in self.param_groups):
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -101,8 +104,11 @@ class Multirate(Optimizer):
         """One step of all parts."""
         now = self.param_groups[0]["clock"]
         due = [group for group in self.param_groups if group["next_sync"] == now]
-        if not self._warned and not _have_gradient(due):
-            self._warn_without_gradient()
+        if self._first:
+            self._parallel.check(self._slow(), not all(self.due))
+            self._first = False
+        if problem := self._watch.complaint(self.param_groups, due):
+            self._warn(problem)
         ends = self._ends(due, now)
         for base, step in self._bases:
             mine = [group for group in base.param_groups if group["next_sync"] == now]
@@ -189,14 +195,18 @@ class Multirate(Optimizer):
                     for p in params:
                         self.state[p][DIRECTION] = torch.zeros_like(p)
 
-    def _warn_without_gradient(self) -> None:
-        self._warned = True
+    def _warn(self, problem: str) -> None:
         message = (
-            f"{type(self).__name__}: no parameter of the parts that are due got a gradient at this step. Where layers "
-            "run under activation checkpointing with use_reentrant=True, a frozen input cuts off all gradients: use "
-            "use_reentrant=False."
+            f"{type(self).__name__}: {problem}. Where layers run under activation checkpointing with "
+            "use_reentrant=True, a frozen input cuts off all gradients: use use_reentrant=False."
         )
         warnings.warn(message, NoEffectWarning, stacklevel=6)
+
+    def _slow(self) -> Iterator[Tensor]:
+        """The parameters whose requires_grad is switched."""
+        for group in self.param_groups:
+            if group["period"] > 1 and group["gradient"] == "sync":
+                yield from group["params"]
 
     @property
     def due(self) -> tuple[bool, ...]:
@@ -282,6 +292,7 @@ class Multirate(Optimizer):
             groups = [next(remaining) for _ in base.param_groups]
             base.__setstate__({"state": self.state, "param_groups": groups})
         self._courses.clear()
+        self._first = True
         self._switch()
 
     def close(self) -> None:
@@ -300,12 +311,3 @@ class Multirate(Optimizer):
 def _is_zero(lr: float | Tensor) -> bool:
     """Whether a learning rate is zero; one on another device is not waited for, torch puts a zero on the CPU."""
     return (lr.device.type == "cpu" and not lr.any()) if isinstance(lr, Tensor) else lr == 0
-
-
-def _have_gradient(groups: list[Group]) -> bool:
-    """Whether any parameter has a gradient."""
-    for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one
-        for p in group["params"]:
-            if p.grad is not None:
-                return True
-    return False
