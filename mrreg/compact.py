@@ -43,6 +43,14 @@ class Units(NamedTuple):
         return parameter.shape[self.dim] - len(self.kept)
 
 
+def tensor(module: nn.Module, name: str) -> Tensor:
+    """What stands under a dotted name: the parameter, or the tensor that functional_call has put in its place."""
+    owner, _, leaf = name.rpartition(".")
+    value = getattr(module.get_submodule(owner), leaf)
+    assert isinstance(value, Tensor)
+    return value
+
+
 def possible(module: nn.Module, structure: str) -> bool:
     """Whether smaller tensors can stand in for the module's parameters without anybody noticing.
 
@@ -65,7 +73,7 @@ def _ordinary(module: nn.Module) -> bool:
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether leaving the dropped units out saves more than gathering the kept ones costs, by size alone."""
-    weights = {name: module.get_parameter(name) for name in units if name.endswith("weight")}
+    weights = {name: tensor(module, name) for name in units if name.endswith("weight")}
     if not weights or not args or not isinstance(args[0], Tensor):
         return False
     (features, *_), (name, weight) = args, next(iter(weights.items()))
@@ -103,10 +111,10 @@ def forward(
     `units` names every parameter that holds units of the mask: for "input" the weight, for "output" the weight and
     (if masked) the bias, for "hidden" the producer's weight and bias and the consumer's weight.
     """
-    small = {name: kept.gather(module.get_parameter(name)) for name, kept in units.items()}
+    small = {name: kept.gather(tensor(module, name)) for name, kept in units.items()}
     if structure == "hidden":
         return functional_call(module, small, args, dict(kwargs))
-    weight, kept = module.get_parameter("weight"), units["weight"].kept
+    weight, kept = tensor(module, "weight"), units["weight"].kept
     if structure == "input":
         return functional_call(module, small, (args[0].index_select(_channel(weight), kept), *args[1:]), dict(kwargs))
     bias = None if "bias" in units else module._parameters["bias"]

@@ -127,7 +127,7 @@ class MultirateMask(nn.Module):
         if compact.possible(self.module, self.structure) and compact.pays(self.module, self.structure, units, args):
             return compact.forward(self.module, self.structure, units, args, kwargs)
         weights = {
-            t.name: masked(self.module.get_parameter(t.name), self._bits[t.name], self._scale(t), self._own[t.name])
+            t.name: masked(compact.tensor(self.module, t.name), self._bits[t.name], self._scale(t), self._own[t.name])
             for t in self.targets
         }
         with refuse_checkpointing(self.module, weights.values()) as check:

@@ -108,3 +108,26 @@ def test_wrong_width_gets_torchs_own_message_with_the_full_width(monkeypatch: py
     mrreg.attach(optimizer, mask)
     with pytest.raises(RuntimeError, match="2x7 and 6x4"):
         mask(torch.ones(2, 7))
+
+
+@pytest.mark.parametrize("structure", ["weight", "input", "output", "hidden"])
+def test_functional_call_vmap_and_grad_through_a_masked_step(
+    structure: Literal["weight", "input", "output", "hidden"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many models as one batch, as torch.func does it: the tensors under the parameters' names are no Parameters."""
+    monkeypatch.setattr(compact, "PAYS_CPU", 0)
+    pair = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+    mask = mrreg.MultirateMask(pair if structure == "hidden" else nn.Linear(4, 4), structure=structure, rescale=True)
+    optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
+    mrreg.attach(optimizer, mask)
+    features = torch.randn(5, 4)
+
+    def loss(parameters: dict[str, Tensor]) -> Any:
+        return torch.func.functional_call(mask, parameters, (features,)).square().sum()
+
+    stacked = {name: torch.stack([p.detach()] * 3) for name, p in mask.named_parameters()}
+    gradients = torch.vmap(torch.func.grad(loss))(stacked)
+    mask(features).square().sum().backward()
+    for name, parameter in mask.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(gradients[name], parameter.grad.expand(3, *parameter.shape))
