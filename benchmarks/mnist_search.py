@@ -177,7 +177,7 @@ def _section(evaluation: str, title: str) -> Section:
         for name in READINGS
         for k, paper in TABLE.items()
     )
-    return Section("", title, "%", rows=rows, tolerance=0.1)
+    return Section("", title, "%", rows=rows)
 
 
 SECTIONS = (

@@ -149,6 +149,11 @@ def _compare(
     }
 
 
-SECTIONS = tuple(section for size in PRESETS["cpu"].sizes for section in sections(size.images, size.methods))
+SECTIONS = tuple(
+    section
+    for names in (("cpu",), ("gpu", "paper"))
+    for size in PRESETS[names[0]].sizes
+    for section in sections(size.images, size.methods, frozenset(names))
+)
 
 BENCHMARK = Benchmark("mnist-small", PRESETS, runs, execute, SECTIONS)

@@ -24,8 +24,8 @@ AT_SECONDS = (
 )
 
 
-def sections(images: int, methods: Sequence[str]) -> tuple[Section, ...]:
-    """The comparison at equal epochs and at equal seconds, and what a step costs."""
+def sections(images: int, methods: Sequence[str], presets: frozenset[str]) -> tuple[Section, ...]:
+    """The comparison at equal epochs and at equal seconds, and what a step costs, for records of some presets."""
     size = f"{images:,} training images"
 
     def rows(name: str) -> tuple[Row, ...]:
@@ -35,7 +35,7 @@ def sections(images: int, methods: Sequence[str]) -> tuple[Section, ...]:
         Section(
             "", f"MNIST, {size}: equal epochs", "%",
             rows=rows(EPOCHS), claims=_claims(images, EPOCHS), plots=(Bars("test accuracy in %"),),
-            note=NOTE, facts=partial(_facts, images=images, name=EPOCHS),
+            note=NOTE, facts=partial(_facts, images=images, name=EPOCHS), presets=presets,
         ),
         Section(
             "", f"MNIST, {size}: equal seconds", "%",
@@ -45,12 +45,13 @@ def sections(images: int, methods: Sequence[str]) -> tuple[Section, ...]:
                        "training time in epochs of plain SGD", "test accuracy in %", x="plain epochs per evaluation"),
                 Bars("test accuracy in %"),
             ),
-            note=NOTE + AT_SECONDS, facts=partial(_facts, images=images, name=SECONDS),
+            note=NOTE + AT_SECONDS, facts=partial(_facts, images=images, name=SECONDS), presets=presets,
         ),
         Section(
             "", f"MNIST, {size}: seconds of a training step, plain SGD = 1",
             rows=rows("relative cost"),
             note="With the p that was chosen. Masks by unit compute only the kept units in k - 1 of k steps.",
+            presets=presets,
         ),
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ def test_sections_find_their_numbers(smoke: dict[str, Record]) -> None:
 def test_few_images_are_compared_at_equal_epochs_and_seconds(smoke: dict[str, Record]) -> None:
     made = smoke["mnist-small"]
     config = mnist_small.PRESETS["smoke"]
-    for section in sections(100, FEW):
+    for section in sections(100, FEW, frozenset({"smoke"})):
         assert all(len(row.values(made)) == config.seeds for row in section.rows)
         assert len(report_plots.plots(section, made)) == len(section.plots)
         assert section.title.endswith("SGD = 1") or section.facts(made)[0].startswith(
