@@ -1,10 +1,11 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
+import sys
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self, cast
 
 from torch import Tensor, nn
@@ -33,7 +34,8 @@ class Driver:
         self.seed = seed
         self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
         self.optimizer = weakref.ref(optimizer, self._orphaned)
-        self.pending: list[tuple[Tensor, Keeper, bool]] = []  # what the step in progress must not change
+        self.pending: list[tuple[Tensor, Keeper, Tensor, bool]] = []  # what the step in progress must not change
+        self.step: FrameType | None = None  # the call of `step` in progress
         self.keepers: defaultdict[int, Keeper] = defaultdict(Keeper)
         self.handles: list[RemovableHandle] = []
 
@@ -81,6 +83,9 @@ class Driver:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a step: remember what it must not change."""
+        if self.step is not None and _runs(self.step):
+            return  # a step inside another: a subclass that calls super().step()
+        self.step = sys._getframe(1)
         closure = any(map(callable, chain(args[1:], kwargs.values())))  # gradients come during the step
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self.pending.clear()
@@ -94,26 +99,38 @@ class Driver:
         self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, closure: bool
     ) -> None:
         """Before a step, for one parameter."""
-        keeper = self.keepers[id(p)]
+        keeper, bits = self.keepers[id(p)], mask._bits[name]
         if mask._on:
-            mask._own[name].clear(p, mask._bits[name])
+            mask._own[name].clear(p, bits)
             if cannot_move(optimizer, group) and not closure:
                 return
-            keeper.hold(p, optimizer.state.get(p, {}), mask._bits[name])
+            keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn)
         elif mask.boost != 1:
-            keeper.push(p, mask._bits[name], mask.boost)
+            keeper.push(p, bits, mask._drawn, mask.boost)
         else:
             return
-        self.pending.append((p, keeper, bool(group.get("weight_decay"))))
+        self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""
-        for p, keeper, decayed in self.pending:
-            keeper.release(p, optimizer.state.get(p, {}), decayed)
-        self.pending.clear()
+        if self.step is not sys._getframe(1):
+            return
+        self.step = None
+        while self.pending:
+            p, keeper, bits, decayed = self.pending.pop()
+            keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
+            del bits  # its memory is free for the next draw
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+
+
+def _runs(call: FrameType) -> bool:
+    """Whether a call is in progress: one that an exception ended is not."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_step(optimizer: Optimizer) -> bool:

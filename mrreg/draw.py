@@ -51,10 +51,9 @@ def _pieces(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
         start, count = start + piece, count - piece
 
 
-def hashes(key: tuple[int, int, int], start: int, count: int, device: torch.device) -> Tensor:
-    """Hash values in [0, 2**31) of the flat indices start, start + 1, ... for a key (seed, index, cycle)."""
-    values = torch.empty(count, dtype=torch.int32, device=device)
-    for first, piece in _pieces(start, count, CHUNK if device.type == "cpu" else BLOCK):
+def fill_hashes(values: Tensor, key: tuple[int, int, int], start: int = 0) -> Tensor:
+    """Fill with hash values in [0, 2**31) of the flat indices start, start + 1, ... for a key (seed, index, cycle)."""
+    for first, piece in _pieces(start, len(values), CHUNK if values.device.type == "cpu" else BLOCK):
         block, low = divmod(first, BLOCK)
         counter = values[first - start : first - start + piece]
         torch.arange(low, low + piece, out=counter)
@@ -62,13 +61,17 @@ def hashes(key: tuple[int, int, int], start: int, count: int, device: torch.devi
     return values
 
 
-def keep_bits(key: tuple[int, int, int], p: float, start: int, count: int, device: torch.device) -> Tensor:
-    """Bit patterns of entries drawn one by one: 0 where an entry is slow (probability p), -1 where it is fast."""
-    return hashes(key, start, count, device).neg_().add_(round(p * RANGE) - 1).bitwise_right_shift_(31)
+def fill_bits(values: Tensor, key: tuple[int, int, int], p: float, start: int = 0) -> Tensor:
+    """Fill an int32 vector with bits of entries drawn one by one: 0 where slow (probability p), -1 where fast.
+
+    `start` is the flat index of the first one, for a shard of a parameter.
+    """
+    return fill_hashes(values, key, start).neg_().add_(round(p * RANGE) - 1).bitwise_right_shift_(31)
 
 
-def keep_units(key: tuple[int, int, int], p: float, units: int, device: torch.device) -> Tensor:
-    """Bit patterns of whole units: 0 for the round(p * units) with the smallest hash values, -1 for the others."""
+def draw_units(key: tuple[int, int, int], p: float, units: int, device: torch.device) -> Tensor:
+    """Bits of whole units: 0 for the round(p * units) with the smallest hash values, -1 for the others."""
     bits = torch.full((units,), -1, dtype=torch.int32, device=device)
-    bits[hashes(key, 0, units, device).argsort(stable=True)[: round(p * units)]] = 0
+    hashes = fill_hashes(torch.empty_like(bits), key)
+    bits[hashes.argsort(stable=True)[: round(p * units)]] = 0
     return bits

@@ -32,46 +32,50 @@ class Keeper:
     """What a step must not do to one parameter: remembered before the step, undone after it."""
 
     def __init__(self) -> None:
-        self._bits = self._slow = torch.empty(0)
+        self._slow = torch.empty(0)
+        self._drawn: object = None  # the cycle that `_slow` is of
         self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
         self._saved: dict[str, Tensor] = {}
-        self._boost = 1.0
+        self._boost: float | None = None  # of a joint step; None on masked ones
 
-    def hold(self, parameter: Tensor, state: State, bits: Tensor) -> None:
+    def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object) -> None:
         """Before a masked step: remember the slow entries of the parameter and of its state."""
-        self._boost = 0
-        self._read(bits)
+        self._boost = None
+        self._read(bits, drawn)
         for name, value in _shaped(parameter, state):
             saved = self._work[name].like(value)
-            torch.bitwise_and(as_bits(value), self._fit(self._slow, value), out=as_bits(saved))
+            torch.bitwise_and(as_bits(value), _fit(self._slow, value), out=as_bits(saved))
             self._saved[name] = saved
 
-    def push(self, parameter: Tensor, bits: Tensor, boost: float) -> None:
+    def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float) -> None:
         """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
         self._boost = boost
-        self._read(bits)
+        self._read(bits, drawn)
         self._saved[""] = self._work[""].like(parameter).copy_(parameter.detach())
 
-    def release(self, parameter: Tensor, state: State, decayed: bool) -> None:
+    def release(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
         """After the step: put the slow entries back, or scale what they moved."""
-        if self._boost:
+        if self._boost is not None:
             moved = self._saved.pop("").sub_(parameter.detach())  # backwards
             as_bits(moved).bitwise_and_(self._slow)
             parameter.detach().sub_(moved, alpha=self._boost - 1)
             return
         for name, value in _shaped(parameter, state):
             if name in self._saved:
-                fast = as_bits(value).bitwise_and_(self._fit(self._bits, value))
+                fast = as_bits(value).bitwise_and_(_fit(bits, value))
                 fast.bitwise_or_(as_bits(self._saved.pop(name)))
             elif decayed:  # new state: weight decay is all that can have entered it at slow entries
-                as_bits(value).bitwise_and_(self._fit(self._bits, value))
+                as_bits(value).bitwise_and_(_fit(bits, value))
 
-    def _read(self, bits: Tensor) -> None:
-        """Keep the slow entries' own bits from step to step; forget a step that never ended."""
-        if bits is not self._bits:
-            self._bits, self._slow = bits, bits.bitwise_not()
+    def _read(self, bits: Tensor, drawn: object) -> None:
+        """Keep the bits of the slow entries from step to step; forget a step that never ended."""
+        if drawn != self._drawn:
+            self._slow = torch.empty(0)  # gives its memory back
+            self._slow = torch.bitwise_not(bits, out=self._work["slow bits"].like(bits))
+            self._drawn = drawn
         self._saved.clear()
 
-    def _fit(self, bits: Tensor, value: Tensor) -> Tensor:
-        """Bits as wide as the value's entries: state may be kept in another precision."""
-        return bits.to(bits_dtype(value))
+
+def _fit(bits: Tensor, value: Tensor) -> Tensor:
+    """Bits as wide as the value's entries: state may be kept in another precision."""
+    return bits.to(bits_dtype(value))

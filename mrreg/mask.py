@@ -11,7 +11,7 @@ from torch.func import functional_call
 from mrreg import compact
 from mrreg.checkpointing import refuse_checkpointing
 from mrreg.checks import number, whole
-from mrreg.draw import keep_bits, keep_units
+from mrreg.draw import draw_units, fill_bits
 from mrreg.errors import NoEffectWarning, bad
 from mrreg.structure import STRUCTURES, Structure, Target, targets
 from mrreg.substitute import Substitute, bits_dtype, masked
@@ -162,21 +162,21 @@ class MultirateMask(nn.Module):
         if self._drawn == (seed, first, cycle, self.p):
             return
         units: dict[str, Tensor] = {}
-        bits: dict[str, Tensor] = {}
+        self._bits = {}
         self._kept = {}
         for index, target in enumerate(self.targets, first):
             weight = self.module.get_parameter(target.name).detach()
             key = (seed, index, cycle)
             if target.layout is None:
-                drawn = keep_bits(key, self.p, 0, weight.numel(), weight.device).view(weight.shape)
+                drawn = self._own[target.name].bits.get(weight.shape, torch.int32, weight.device)
+                fill_bits(drawn.view(-1), key, self.p)
             else:
                 if target.group not in units:
-                    units[target.group] = keep_units(key, self.p, target.layout.units, weight.device)
+                    units[target.group] = draw_units(key, self.p, target.layout.units, weight.device)
                 drawn = target.layout.spread(units[target.group], weight.shape)
                 if target.layout.repeats == target.layout.groups == 1:
                     self._kept[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
-            bits[target.name] = drawn.to(bits_dtype(weight))
-        self._bits = bits
+            self._bits[target.name] = drawn.to(bits_dtype(weight))
         self._drawn = seed, first, cycle, self.p
 
     def _warn_undriven(self) -> None:

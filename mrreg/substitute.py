@@ -24,7 +24,7 @@ class Substitute:
     """The masked tensor of one parameter and its gradient, in memory that is used again."""
 
     def __init__(self) -> None:
-        self.values, self.gradients = Workspace(), Workspace()
+        self.bits, self.values, self.gradients = Workspace(), Workspace(), Workspace()
         self.clean = -1  # version of the gradient's memory when its slow entries were zero
 
     def clear(self, parameter: Tensor, bits: Tensor) -> None:

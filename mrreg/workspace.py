@@ -17,23 +17,24 @@ class Workspace:
     """Hands out one tensor like those it is asked for; the same memory again once everybody else has let it go."""
 
     def __init__(self) -> None:
-        self._own: Tensor | None = None
-        self._idle = 0  # users of the memory when it is only here
+        self._own = torch.empty(0)
+        self._asked: object = None  # what the memory was made for
+        self._idle = 0  # its users when it is only here
+
+    def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialized contiguous tensor."""
+        return self.like(torch.empty((), dtype=dtype, device=device).expand(shape))
 
     def like(self, value: Tensor) -> Tensor:
-        """An uninitialized tensor with the shape, strides, type and device of `value`."""
+        """An uninitialized tensor with the shape, strides, type and device of another."""
         if value.device.type != "cpu":
             return torch.empty_like(value)
-        own = self._own
-        if own is None or not _alike(own, value) or _users(own) != self._idle:
-            own = self._own = torch.empty_like(value, requires_grad=False)
-            self._idle = _users(own)
-        return own.detach()
+        asked = value.shape, value.stride(), value.dtype
+        if asked != self._asked or _users(self._own) != self._idle:
+            self._own, self._asked = torch.empty_like(value, requires_grad=False), asked
+            self._idle = _users(self._own)
+        return self._own.detach()
 
     def holds(self, value: Tensor) -> bool:
         """Whether a tensor lies in this memory."""
-        return self._own is not None and value.data_ptr() == self._own.data_ptr() and value.numel() > 0
-
-
-def _alike(own: Tensor, value: Tensor) -> bool:
-    return own.dtype == value.dtype and own.shape == value.shape and own.stride() == value.stride()
+        return value.numel() > 0 and value.data_ptr() == self._own.data_ptr()
