@@ -7,7 +7,7 @@ from typing import get_args
 from benchmarks.mnist_models import Method, Structure
 from benchmarks.records import Record
 
-PAIRS = ((0.1, 0.2), (0.2, 0.5), (0.5, 0.5), (0.7, 0.5))
+PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.7, 0.5), (0.8, 0.5))
 SINGLES = tuple((0.0, p) for p in (0.2, 0.4, 0.6, 0.8))  # where only hidden units are left out
 
 
