@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import islice
 
+import torch
 from torch import Tensor, nn
 
 from mrreg.checks import number
-from mrreg.errors import bad, some, unknown
+from mrreg.errors import bad, some, unknown, wrong_moment
 from mrreg.mask import MultirateMask
 from mrreg.paths import common, holders, join, within
 from mrreg.structure import Structure, targets
@@ -54,8 +55,7 @@ def mask(
         >>> model[0].p, model[2].p
         (0.2, 0.5)
     """
-    if not isinstance(model, nn.Module):
-        raise bad(TypeError, WHERE, "model", "a torch.nn.Module", model)
+    check_model(WHERE, model)
     if not isinstance(patterns, Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
         raise bad(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
     if not patterns:
@@ -76,7 +76,7 @@ def mask(
     def wrapper(module: nn.Module, p: float) -> MultirateMask:
         return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
 
-    return replace(model, {module: wrapper(module, p) for module, p in chosen.items()})
+    return replace(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -101,18 +101,30 @@ def unwrap(model: nn.Module) -> nn.Module:
           (0): Linear(in_features=4, out_features=2, bias=True)
         )
     """
-    if not isinstance(model, nn.Module):
-        raise bad(TypeError, "unwrap", "model", "a torch.nn.Module", model)
+    check_model("unwrap", model)
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
+    plain = replace("unwrap", model, {mask: mask.module for mask in masks})
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
         mask._rest()
         mask.p = 0.0
-    return replace(model, {mask: mask.module for mask in masks})
+    return plain
 
 
-def replace(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
+def check_model(where: str, model: object) -> None:
+    """Masks are put into modules of Python whose parameters have a shape."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise bad(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
+    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise wrong_moment(where, f"the model has no shape yet for {some(lazy)}", "Run one forward first.")
+
+
+def replace(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Put each value wherever its key is a child, and return what stands for the model itself."""
-    for parent in list(model.modules()):
+    parents = list(model.modules())
+    if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it
+        raise wrong_moment(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
+    for parent in parents:
         for name, child in parent._modules.items():
             if child is not None and child in swaps:
                 parent._modules[name] = swaps[child]

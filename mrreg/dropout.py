@@ -7,8 +7,8 @@ from warnings import warn
 
 from torch import nn
 
-from mrreg.convert import replace
-from mrreg.errors import NoEffectWarning, bad
+from mrreg.convert import check_model, replace
+from mrreg.errors import NoEffectWarning
 from mrreg.flow import known
 from mrreg.mask import MultirateMask
 from mrreg.paths import common, join, within
@@ -17,7 +17,7 @@ from mrreg.structure import hidden_pair
 from mrreg.trace import FUNCTIONAL, follow
 
 WHERE = "swap_dropout"
-UNCALLED = "this forward did not call it"
+UNCALLED = "this forward did not call it (attention often reads its p only)"
 UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transformer layers: pass example_inputs"
 
 
@@ -89,8 +89,7 @@ def swap_dropout(
         nn.Dropout draws units for each example and place, a mask draws them for the whole batch and cycle: as if
         dropout over images or sequences were `nn.Dropout2d` or the dropout of whole features.
     """
-    if not isinstance(model, nn.Module):
-        raise bad(TypeError, WHERE, "model", "a torch.nn.Module", model)
+    check_model(WHERE, model)
     probe = nn.Linear(1, 1, device="meta")  # draws no random numbers
     MultirateMask(probe, 0.5, k, rescale=rescale, boost=boost)  # bad options show before anything happens
     nodes = known(model) if example_inputs is None else follow(WHERE, model, example_inputs)
@@ -109,24 +108,20 @@ def swap_dropout(
         )
         for path, mask in _merged(chosen).items()
     }
+    dropouts = {modules[spot.path] for spot in chosen if spot.path in modules}
+    wrappers |= {dropout: nn.Identity().train(dropout.training) for dropout in dropouts}
+    new = replace(WHERE, model, wrappers)
     for spot in chosen:
-        _disable(spot, modules, wrappers)
+        if spot.path not in modules:  # it is the argument of a recurrent module
+            recurrent: Any = modules[spot.path.rpartition(".")[0]]
+            recurrent.dropout = 0.0
     report = Report({spot.path: _outcome(spot, chosen.get(spot, {})) for spot in spots})
     for node in nodes:
         if node.kind == "call" and node.name in FUNCTIONAL:
             report[f"{node.place}: {node.name}()"] = Swap("a function", {}, "only modules can be replaced")
     if not chosen:
         warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
-    return replace(model, wrappers), report
-
-
-def _disable(spot: Spot, modules: Mapping[str, nn.Module], swaps: dict[nn.Module, nn.Module]) -> None:
-    """Take out what masks stand for now: a dropout, or the dropout argument of a recurrent module."""
-    if spot.path in modules:
-        swaps[modules[spot.path]] = nn.Identity().train(modules[spot.path].training)
-    else:
-        recurrent: Any = modules[spot.path.rpartition(".")[0]]
-        recurrent.dropout = 0.0
+    return new, report
 
 
 def _outcome(spot: Spot, way: Way) -> Swap:

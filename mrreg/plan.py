@@ -200,7 +200,7 @@ def _made(node: Node) -> tuple[set[Node], set[str]]:
     problems: set[str] = set()
     for source in sources:  # of a product: any factor makes it zero
         if source.kind != "layer" and not passes(source):
-            problems.add(source.name)
+            problems.add(f"{source.name} in {source.place!r}" if source.place else source.name)
         elif len(source.users) > 1:
             problems.add(f"{source.name!r}, which others take too")
         elif source.kind == "layer":

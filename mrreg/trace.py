@@ -119,7 +119,8 @@ class _Watch(TorchFunctionMode):
         self._within: list[list[Node | None]] = []  # what fed the layers being run; inside them nothing is noted
         self._add(Node("the model's input", "call", []), inputs)
         for path, module in model.named_modules():
-            self._hook(path, module)
+            if not isinstance(module, torch.jit.ScriptModule):  # nobody can look into one
+                self._hook(path, module)
 
     def _hook(self, path: str, module: nn.Module) -> None:
         kind, count = role(module), arity(module)

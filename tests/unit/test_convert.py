@@ -3,7 +3,7 @@
 import copy
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -230,6 +230,32 @@ def test_children_of_a_transformer_layer(norm_first: bool, patterns: dict[str, f
     handle.remove()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize("call", [lambda m: mrreg.mask(m, {"0": 0.5}), mrreg.swap_dropout, mrreg.unwrap])
+def test_what_cannot_be_taken_apart_is_refused(call: Callable[[nn.Module], object]) -> None:
+    with pytest.raises(RuntimeError, match=r"no shape yet for '0.bias', '0.weight'. Run one forward first."):
+        call(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises(TypeError, match="not a scripted one"):
+        call(torch.jit.trace(nn.Linear(1, 1), torch.ones(1)))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.slow
+def test_a_compiled_module_keeps_its_mask() -> None:
+    """torch.compile holds on to the module that it was given; what is inside can change."""
+    compiled: Any = torch.compile(nn.Linear(6, 6), backend="eager")
+    with pytest.raises(RuntimeError, match="mask: a compiled module cannot be wrapped"):
+        mrreg.mask(compiled, {"_orig_mod": 0.5})
+    compiled = torch.compile(nn.Sequential(nn.Linear(6, 6)), backend="eager")
+    x = torch.ones(2, 6)
+    dense = compiled(x)
+    mrreg.mask(compiled, {"*": 0.5})
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    mrreg.attach(optimizer, compiled)
+    assert not torch.equal(compiled(x), dense)
+    mrreg.unwrap(compiled)
+    assert torch.equal(compiled(x), dense)
+
+
 # the way back
 
 
@@ -265,7 +291,7 @@ def test_unwrap_without_masks_changes_nothing() -> None:
     before = repr(plain)
     assert mrreg.unwrap(mrreg.unwrap(plain)) is plain
     assert repr(plain) == before
-    with pytest.raises(TypeError, match=r"unwrap: model must be a torch.nn.Module, got 3"):
+    with pytest.raises(TypeError, match=r"unwrap: model must be a torch.nn.Module, not a scripted one, got 3"):
         mrreg.unwrap(3)  # type: ignore[arg-type]
 
 

@@ -344,7 +344,7 @@ def test_modes_stay_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"model": "net"}, TypeError, "swap_dropout: model must be a torch.nn.Module, got 'net'"),
+        ({"model": "net"}, TypeError, "swap_dropout: model must be a torch.nn.Module, not a scripted one, got 'net'"),
         ({"k": 0}, ValueError, "k must be"),
         ({"k": True}, TypeError, "k must be"),
         ({"boost": float("nan")}, ValueError, "boost must be"),
@@ -357,6 +357,13 @@ def test_bad_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exce
     with pytest.raises(kind, match=message):
         mrreg.swap_dropout(**{"model": model, **arguments})
     assert isinstance(model[1], nn.Dropout)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_a_scripted_part_is_passed_over() -> None:
+    scripted = torch.jit.trace(linear(), torch.ones(2, 6))  # type: ignore[no-untyped-call]
+    _, report = mrreg.swap_dropout(nn.Sequential(scripted, nn.Dropout(), linear()), example_inputs=torch.ones(2, 6))
+    assert report["1"].masks == {"2": "input"}
 
 
 def test_an_error_of_the_forward_says_where_it_came_up() -> None:
