@@ -86,6 +86,17 @@ def report_(
         print(README)
 
 
+@app.command("demo")
+def demo_(
+    out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("demo-report"),
+    preset: Annotated[str, typer.Option(help="demo, or smoke for seconds.")] = "demo",
+) -> None:
+    """Masks beside SGD and dropout on real digits that ship with scikit-learn; at most three minutes, no download."""
+    from benchmarks import demo  # scikit-learn takes a second, which no other command needs
+
+    demo.run(out, preset)
+
+
 def folder(preset: str) -> Path:
     """Where records go unless told otherwise."""
     return SMOKE if preset == "smoke" else RESULTS
