@@ -89,6 +89,7 @@ class LangevinSGD(torch.optim.Optimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
             "foreach": foreach,
+            "differentiable": False,  # torch puts it into the defaults of a copy, and from there it would reach groups
             "noise_seed": seed,
             "noise_steps": 0,
         }
