@@ -99,16 +99,16 @@ class Driver:
         self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, closure: bool
     ) -> None:
         """Before a step, for one parameter."""
+        if not mask._on and mask.boost == 1:
+            return  # a joint step that is an ordinary one
         keeper, bits = self.keepers[id(p)], mask._bits[name]
-        if mask._on:
+        if not mask._on:
+            keeper.push(p, bits, mask._drawn, mask.boost)
+        else:
             mask._own[name].clear(p, bits)
             if cannot_move(optimizer, group) and not closure:
                 return
             keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn)
-        elif mask.boost != 1:
-            keeper.push(p, bits, mask._drawn, mask.boost)
-        else:
-            return
         self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

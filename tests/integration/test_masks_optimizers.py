@@ -1,0 +1,341 @@
+"""Held entries and their state do not change by a bit, whatever the optimizer; everything else does."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mask_cases import batch, held_bits, masks, mlp, plain_mlp, same_bits, slow_entries, train, train_step
+from torch import nn
+from torch.optim import Optimizer
+
+import mrreg
+from mrreg.substitute import as_bits
+
+Make = Callable[[Any], Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd maximize": lambda p: torch.optim.SGD(p, lr=0.1, maximize=True),
+    "sgd decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
+    "sgd momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "sgd nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "sgd dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "sgd foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1),
+    "adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
+    "adam foreach": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True, amsgrad=True),
+    "adamw tensor lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1), foreach=False),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9, centered=True, weight_decay=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.1, weight_decay=0.1),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.1, weight_decay=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1, weight_decay=0.1),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.1, weight_decay=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.1, weight_decay=0.1),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("structure", ["weight", "output"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_held_entries_and_their_state_do_not_change(name: str, structure: str) -> None:
+    model = mlp(k=3, structure=structure)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    mrreg.attach(optimizer, model)
+    for t in range(9):
+        before = [p.detach().clone() for p in model.parameters()]
+        held = held_bits(model, optimizer)
+        masked = masks(model)[0]._on
+        train_step(model, optimizer, batch(t))
+        assert masked == (t % 3 < 2)
+        if masked:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+        moved = [not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)]
+        assert all(moved)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("options", [{"p": 0.5, "k": 1}, {"p": 0.0, "k": 3}])
+def test_without_masked_steps_it_is_ordinary_training_bit_for_bit(name: str, options: dict[str, Any]) -> None:
+    model, plain = mlp(**options), plain_mlp()
+    ours, theirs = (OPTIMIZERS[name](m.parameters()) for m in (model, plain))
+    mrreg.attach(ours, model)
+    assert train(model, ours, 7) == train(plain, theirs, 7)
+    assert same_bits(model, plain)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_everything_slow_moves_on_joint_steps_only(name: str) -> None:
+    model = mlp(p=1.0, k=3)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    mrreg.attach(optimizer, model)
+    weights = [p for mask in masks(model) for p, _ in slow_entries(mask)]
+    for t in range(6):
+        before = [w.detach().clone() for w in weights]
+        train_step(model, optimizer, batch(t))
+        assert [torch.equal(w, b) for w, b in zip(weights, before, strict=True)] == [t % 3 < 2] * 2
+
+
+def test_joint_step_scales_the_displacement_of_slow_entries_alone() -> None:
+    model = mlp(k=2, boost=3.0, dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.RMSprop(m.parameters(), lr=0.01) for m in (model, twin))
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 1)
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    start = [p.detach().clone() for p, _ in slow_entries(masks(model)[0])][0]
+    slow = [s for _, s in slow_entries(masks(model)[0])][0]
+    twin.eval()  # dense
+    train(model, optimizer, range(1, 2))
+    train(twin, other, range(1, 2))
+    ours, theirs = (next(m.parameters()).detach() for m in (model, twin))
+    assert torch.equal(ours[~slow], theirs[~slow])
+    assert torch.allclose((ours - start)[slow], 3 * (theirs - start)[slow], rtol=1e-12)
+
+
+class Calling(torch.optim.SGD):
+    """A subclass whose step calls the step it overrides, where torch runs the hooks again."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_a_step_that_calls_super_counts_once() -> None:
+    torch.optim.SGD(plain_mlp().parameters(), lr=0.1)  # torch hooks the class of the first instance
+    model, twin = mlp(), mlp()
+    ours = Calling(model.parameters(), lr=0.1, momentum=0.9)
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for optimizer, net in ((ours, model), (theirs, twin)):
+        mrreg.attach(optimizer, net)
+    assert train(model, ours, 7) == train(twin, theirs, 7)
+    assert ours.param_groups[0]["mask_clock"] == 7
+    assert same_bits(model, twin)
+
+
+def test_a_step_that_raises_does_not_count() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, model)
+
+    def fails() -> float:
+        raise KeyboardInterrupt
+
+    train(model, optimizer, 1)
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(fails)
+    train(model, optimizer, range(1, 3))
+    assert optimizer.param_groups[0]["mask_clock"] == 3
+
+
+def test_closure_runs_forward_inside_the_step() -> None:
+    model, twin = mlp(), mlp()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, twin))
+    for optimizer, net in ((ours, model), (theirs, twin)):
+        mrreg.attach(optimizer, net)
+
+    for t in range(7):
+
+        def closure(t: int = t) -> float:
+            ours.zero_grad()
+            loss = model(batch(t)).square().mean()
+            loss.backward()
+            return float(loss.detach())
+
+        ours.step(closure)
+        train_step(twin, theirs, batch(t))
+    assert same_bits(model, twin)
+
+
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+def test_calls_that_are_not_steps_do_not_move_the_clock(lr: Any) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    mrreg.attach(optimizer, model)
+    group = optimizer.param_groups[0]
+    optimizer.step()  # no gradient at all
+    assert group["mask_clock"] == 0
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():  # torch.distributed.checkpoint makes state like this
+        p.grad = torch.zeros_like(p)
+    group["lr"] = torch.tensor(0.0) if isinstance(lr, torch.Tensor) else 0.0
+    optimizer.step()
+    assert group["mask_clock"] == 0
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    train(model, optimizer, 1)  # a warm-up step with lr = 0 and real gradients
+    assert group["mask_clock"] == 1
+
+
+def test_distributed_checkpoint_creates_state_without_a_step() -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 4)
+    saved = get_optimizer_state_dict(model, optimizer)
+    other = mlp()
+    fresh = torch.optim.AdamW(other.parameters(), lr=0.1)
+    mrreg.attach(fresh, other)
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, fresh, saved)
+    assert fresh.param_groups[0]["mask_clock"] == 4
+    assert train(model, optimizer, range(4, 9)) == train(other, fresh, range(4, 9))
+    assert same_bits(model, other)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_skipped_by_the_scaler_does_not_count(fused: bool) -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    mrreg.attach(optimizer, model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    clocks = []
+    for t in range(4):
+        optimizer.zero_grad()
+        loss = model(batch(t)).square().mean()
+        scaler.scale(loss * (float("inf") if t == 1 else 1.0)).backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        scaler.step(optimizer)
+        scaler.update()
+        clocks.append(optimizer.param_groups[0]["mask_clock"])
+        if t == 1:
+            assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert clocks == [1, 1, 2, 3]
+
+
+def test_clipping_sees_zeros_for_held_entries_and_cannot_move_them() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    for poison in (1.0, float("nan")):
+        held = held_bits(model, optimizer)
+        (model(batch(0)).square().mean() * poison).backward()
+        for p, slow in slow_entries(masks(model)[0]):
+            assert p.grad is not None
+            assert not p.grad[slow].any()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)  # multiplies everything by NaN the second time
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(torch.equal(read(), bits) for read, bits in held)
+
+
+def test_a_penalty_on_the_weights_does_not_move_held_entries() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    held = held_bits(model, optimizer)
+    (model(batch(0)).square().mean() + sum(p.square().sum() for p in model.parameters())).backward()
+    optimizer.step()
+    assert all(torch.equal(read(), bits) for read, bits in held)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_accumulation_over_several_forwards_is_one_step(set_to_none: bool) -> None:
+    model, twin = mlp(dtype=torch.float64), mlp(dtype=torch.float64)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    for optimizer, net in ((ours, model), (theirs, twin)):
+        mrreg.attach(optimizer, net)
+    for t in range(6):
+        halves = batch(t, torch.float64).chunk(2)
+        ours.zero_grad(set_to_none=set_to_none)
+        for half in halves:
+            (model(half).square().mean() / 2).backward()
+        held = held_bits(model, ours)
+        ours.step()
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+        train_step(twin, theirs, batch(t, torch.float64))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=1e-12)
+
+
+def test_two_forwards_before_one_backward() -> None:
+    model = mlp()
+    mrreg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    x, y = batch(0), batch(1)
+    (model(x).sum() * model(y).sum()).backward()
+    both = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    a, b = model(x).sum().item(), model(y).sum().item()
+    (model(x).sum() * b).backward()
+    (model(y).sum() * a).backward()
+    assert all(torch.allclose(p.grad, g, atol=1e-5) for p, g in zip(model.parameters(), both, strict=True) if p.grad is not None)
+
+
+def test_several_optimizers_have_their_own_clocks() -> None:
+    model = mlp()
+    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.AdamW(model[2].parameters(), lr=0.1)
+    mrreg.attach([first, second], model)
+    for t in range(4):
+        model(batch(t)).square().mean().backward()
+        first.step()
+        if t % 2:
+            second.step()
+        model.zero_grad()
+    assert [o.param_groups[0]["mask_clock"] for o in (first, second)] == [4, 2]
+    assert [mask._on for mask in masks(model)] == [True, False]
+
+
+def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    seen: dict[str, list[torch.Tensor]] = {"before": [], "after": []}
+
+    def look(when: str) -> Callable[..., None]:
+        return lambda *_: seen[when].append(masks(model)[0].module.get_parameter("weight").detach().clone())
+
+    optimizer.register_step_post_hook(look("before"))
+    mrreg.attach(optimizer, model)
+    optimizer.register_step_post_hook(look("after"))
+    for t in range(6):
+        train_step(model, optimizer, batch(t))
+        weight = masks(model)[0].module.get_parameter("weight")
+        assert torch.equal(as_bits(seen["before"][-1]), as_bits(weight.detach()))
+        assert torch.equal(as_bits(seen["after"][-1]), as_bits(weight.detach()))
+
+
+def test_averaged_model_and_schedulers() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    for t in range(6):
+        held = held_bits(model, optimizer)
+        train_step(model, optimizer, batch(t))
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+        scheduler.step()
+        average.update_parameters(model)
+    average.eval()
+    assert average(batch(0)).shape == (4, 3)
+
+
+def test_a_group_added_later_gets_the_clock() -> None:
+    model, extra = mlp(), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 2)
+    optimizer.add_param_group({"params": extra.parameters()})
+    train(model, optimizer, range(2, 3))
+    assert [group["mask_clock"] for group in optimizer.param_groups] == [3, 3]
+
+
+def test_composes_with_the_multirate_optimizer() -> None:
+    model = nn.Sequential(mlp(), nn.Linear(3, 3))
+    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=5, fast=model[0].parameters(), momentum=0.9)
+    mrreg.attach(optimizer, model)
+    for t in range(7):
+        held = held_bits(model, optimizer)
+        train_step(model, optimizer, batch(t))
+        assert {group["mask_clock"] for group in optimizer.param_groups} == {t + 1}
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+    with pytest.raises(ValueError, match="part of period 1, got 5"):
+        mrreg.attach(mrreg.MultirateSGD(mlp().parameters(), lr=0.1, k=5, fast=[]), mlp())
