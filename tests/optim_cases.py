@@ -134,7 +134,7 @@ def mixed(base: Base, drift: bool = True, gradient: str = "sync") -> Make:
     """One base in three parts of periods 1, 2 and 4."""
 
     def make(net: Net) -> Optimizer:
-        params = (net.head.parameters(), [net.trunk.weight], [net.trunk.bias])
+        params: tuple[Iterable[Tensor], ...] = (net.head.parameters(), [net.trunk.weight], [net.trunk.bias])
         return mrreg.Multirate(
             [(base(part), k) for part, k in zip(params, (1, 2, 4), strict=True)], drift=drift, gradient=gradient
         )
