@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from mrreg import LangevinSGD
+from mrreg import LangevinSGD, Multirate
 
 SHAPES = ((3, 4), (5,), ())
 
 
-def train(optimizer: torch.optim.Optimizer, steps: int, start: int = 0) -> None:
-    """Steps with fixed random gradients, some of them missing."""
+def train(optimizer: torch.optim.Optimizer, steps: int, start: int = 0, *, gaps: bool = True) -> None:
+    """Steps with fixed random gradients, some of them missing where gaps are wanted."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for t in range(start, start + steps):
         generator = torch.Generator().manual_seed(t)
         for i, p in enumerate(params):
-            p.grad = None if (i + t) % 4 == 3 else torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            p.grad = None if gaps and (i + t) % 4 == 3 else torch.randn(p.shape, generator=generator, dtype=p.dtype)
         optimizer.step()
 
 
@@ -307,3 +307,82 @@ def test_a_refused_group_changes_nothing(options: dict[str, Any]) -> None:
     assert len(optimizer.param_groups) == 1
     with pytest.raises(TypeError, match="param_group must be a dict"):
         optimizer.add_param_group([q])  # type: ignore[arg-type]
+
+
+def parts(seed: int = 0, momentum: float = 0.9, drift: bool = True) -> tuple[list[nn.Parameter], Multirate]:
+    """Noise in a fast and in a slow part."""
+    params = [nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))]
+    bases = [LangevinSGD([p], lr=0.1, momentum=momentum, temperature=0.5, seed=seed + i) for i, p in enumerate(params)]
+    return params, Multirate([(bases[0], 1), (bases[1], 3)], drift=drift)
+
+
+@pytest.mark.parametrize("drift", [True, False])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("done", range(7))
+def test_as_a_base_it_resumes_at_every_step(done: int, momentum: float, drift: bool) -> None:
+    params, optimizer = parts(momentum=momentum, drift=drift)
+    train(optimizer, done, gaps=False)
+    others, other = parts(seed=5, momentum=momentum, drift=drift)
+    with torch.no_grad():
+        for p, q in zip(params, others, strict=True):
+            q.copy_(p)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    copied = copy.deepcopy(optimizer)
+    for resumed in (other, copied):
+        train(resumed, 5, done, gaps=False)
+    train(optimizer, 5, done, gaps=False)
+    for resumed in (other, copied):
+        found = [p for group in resumed.param_groups for p in group["params"]]
+        assert all(torch.equal(p, q) for p, q in zip(params, found, strict=True))
+    assert [group["noise_steps"] for group in other.param_groups] == [
+        group["noise_steps"] for group in optimizer.param_groups
+    ]
+
+
+def test_as_the_only_base_of_period_1_it_is_itself() -> None:
+    params, alone = new()
+    others, base = new()
+    optimizer = Multirate([(base, 1)])
+    for t in range(6):
+        train(alone, 1, t)
+        train(optimizer, 1, t)
+        assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
+
+
+def test_fast_and_slow_parts_of_equal_seed_draw_different_noise() -> None:
+    params = [nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))]
+    bases = [LangevinSGD([p], lr=0.1, temperature=0.5) for p in params]
+    optimizer = Multirate(list(zip(bases, (1, 5), strict=True)))
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert abs(torch.corrcoef(torch.stack([p.detach() for p in params]))[0, 1].item()) < 0.12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_and_with_parameters_on_two_devices() -> None:
+    for foreach in (None, True, False):
+        p = nn.Parameter(torch.linspace(-1, 1, 5000, device="cuda"))
+        q = nn.Parameter(p.detach().clone())
+        pair = (
+            LangevinSGD([p], lr=0.1, momentum=0.9, foreach=foreach),
+            torch.optim.SGD([q], lr=0.1, momentum=0.9, foreach=foreach),
+        )
+        for _ in range(3):
+            p.grad, q.grad = p.detach().sin(), q.detach().sin()
+            for optimizer in pair:
+                optimizer.step()
+        assert torch.equal(p, q)
+    both = [nn.Parameter(torch.zeros(5000, device=device)) for device in ("cpu", "cuda")]
+    noisy = LangevinSGD(both, lr=2.0, temperature=1.0)
+    for p in both:
+        p.grad = torch.zeros_like(p)
+    state = torch.cuda.get_rng_state()
+    noisy.step()
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    assert all(p.std().item() == pytest.approx(2.0, rel=0.05) for p in both)
+    assert abs(torch.corrcoef(torch.stack([p.detach().cpu() for p in both]))[0, 1].item()) < 0.05
