@@ -21,7 +21,78 @@ from mrreg.watch import GradientWatch, ParallelWatch, have_gradient
 
 
 class Multirate(Optimizer):
-    """Docstring."""
+    """Train the parts of a network at different rates, each with an optimizer of its own.
+
+    A part of period K gets a gradient at every K-th step only; in between nobody computes one, which is where the time
+    is saved. It is an ordinary torch optimizer: the training loop, schedulers, hooks and checkpoints stay as they are.
+    Memory beyond that of the bases: nothing for `SGD` with momentum and without Nesterov's; else, with drift, one
+    tensor per parameter of period above 1.
+
+    At step t, for a part of period K:
+
+        take the base's step, note its direction      if t mod K == 0
+        theta <- theta - lr * direction               else, with drift (Algorithm 1)
+
+    Without drift (Algorithm 2) it moves by K * lr * direction at once and then rests. The direction is the momentum
+    buffer where `SGD` or `LangevinSGD` has one, and the base's displacement / lr otherwise, weight decay included.
+
+    Args:
+        parts: Pairs (optimizer, period). One period must be 1, and each must divide the next larger one. None as the
+            period: every parameter group of that optimizer brings its own "period".
+        drift: Whether parts keep moving between their gradients.
+        gradient: What a part takes as its gradient: "sync", the one of its own step; "mean" or "sum", that of all its
+            gradients since its last update. One word, or one per part. The last two need a gradient at every step, so
+            they save no time, and hold one more tensor per parameter of period above 1.
+
+    Raises:
+        TypeError: If something is of another kind than above.
+        ValueError: If a parameter is in two parts, periods do not fit, or an optimizer is not element-wise.
+        RuntimeError: If the model is in a DistributedDataParallel that waits for gradients of all parameters.
+
+    Warns:
+        NoEffectWarning: Once, if fast parameters get no gradient between sync steps.
+
+    Example:
+        >>> import mrreg
+        >>> import torch
+        >>> from torch import nn
+        >>> stem, trunk, head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        >>> optimizer = mrreg.Multirate(
+        ...     [
+        ...         (torch.optim.AdamW(head.parameters(), lr=1e-3), 1),
+        ...         (torch.optim.SGD(trunk.parameters(), lr=1e-3, momentum=0.9), 5),
+        ...         (torch.optim.SGD(stem.parameters(), lr=1e-3), 25),
+        ...     ]
+        ... )
+        >>> for _ in range(7):
+        ...     head(trunk(stem(torch.randn(3, 4)))).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> optimizer.due
+        (True, False, False)
+        >>> optimizer
+        Multirate (drift=True, 7 steps done
+          part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.001, due
+          part 1: SGD, period 5, 2 tensors, 72 parameters, lr 0.001, 2 of 5
+          part 2: SGD, period 25, 2 tensors, 40 parameters, lr 0.001, 7 of 25
+        )
+
+    Note:
+        Between steps, `requires_grad` of every parameter that was trainable at construction says whether its part needs
+        a gradient at the next step. Flags that you set are left alone; all are given back when the optimizer is
+        garbage-collected, by `close()`, and at the end of a `with` block.
+
+    Note:
+        The clock counts calls of `step` that do something: not those that a gradient scaler skips, nor those without
+        any gradient. "period" in `param_groups` may be changed; it is read at the sync steps of its group.
+
+    Note:
+        Differs from the paper: all gradients of a step come from one mini-batch and one backward pass, so Algorithm 2
+        takes the first fast gradient of a cycle before the slow parameters move.
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
+    """
 
     def __init__(
         self,
@@ -220,23 +291,18 @@ class Multirate(Optimizer):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
     def __repr__(self) -> str:
-        lines = []
+        steps = self.param_groups[0]["clock"]
+        lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done"]
         for index, (base, groups) in enumerate(self._parts()):
-            params = [p for group in groups for p in group["params"]]
-            first = groups[0]
-            position = first["clock"] - max(first["last_sync"], 0)
-            phase = (
-                "due"
-                if first["clock"] == first["next_sync"]
-                else f"{position} of {first['next_sync'] - first['last_sync']}"
-            )
-            count = sum(p.numel() for p in params)
+            first, params = groups[0], [p for group in groups for p in group["params"]]
+            lrs = ", ".join(dict.fromkeys(f"{step_size(group):g}" for group in groups))
+            past, whole = steps - max(first["last_sync"], 0), first["next_sync"] - first["last_sync"]
             lines.append(
                 f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
-                f"{count:,} parameters, {phase}, lr {', '.join(f'{step_size(g):g}' for g in groups)}"
+                f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, "
+                f"{'due' if first['next_sync'] == steps else f'{past} of {whole}'}"
             )
-        head = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"
-        return "\n".join([head, *lines, ")"])
+        return "\n".join([*lines, ")"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
