@@ -51,14 +51,19 @@ def tensor(module: nn.Module, name: str) -> Tensor:
     return value
 
 
-def possible(module: nn.Module, structure: str) -> bool:
+def chosen(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
+    """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
+    known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
+    return known and pays(module, structure, units, args) and unnoticed(module)
+
+
+def unnoticed(module: nn.Module) -> bool:
     """Whether smaller tensors can stand in for the module's parameters without anybody noticing.
 
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
     """
-    fitting = {"hidden": PAIRED, "input": SINGLE, "output": SINGLE}.get(structure, ())
-    return type(module) in fitting and all(map(_ordinary, module.modules()))
+    return all(map(_ordinary, module.modules()))
 
 
 def _ordinary(module: nn.Module) -> bool:

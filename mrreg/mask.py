@@ -124,7 +124,7 @@ class MultirateMask(nn.Module):
         units = {
             t.name: compact.Units(*self._kept[t.name], self._scale(t)) for t in self.targets if t.name in self._kept
         }
-        if compact.possible(self.module, self.structure) and compact.pays(self.module, self.structure, units, args):
+        if compact.chosen(self.module, self.structure, units, args):
             return compact.forward(self.module, self.structure, units, args, kwargs)
         weights = {
             t.name: masked(compact.tensor(self.module, t.name), self._bits[t.name], self._scale(t), self._own[t.name])

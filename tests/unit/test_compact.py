@@ -48,7 +48,7 @@ def test_equals_masked_weights(
     kept = torch.randperm(width)[: width // 2].sort().values
     units = units_of(module, structure, kept, scale, masked_bias)
     features = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-    assert compact.possible(module, structure)
+    assert compact.unnoticed(module)
     ours = gradients(module, features, lambda: compact.forward(module, structure, units, (features,), {}))
     theirs = gradients(module, features, lambda: masked_call(module, units, features))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
@@ -162,17 +162,15 @@ def patched() -> nn.Module:
     return module
 
 
-IMPOSSIBLE: list[tuple[str, Callable[[], nn.Module], str]] = [
-    ("subclass", lambda: OwnForward(6, 5), "input"),
-    ("patched_forward", patched, "output"),
-    ("groups", lambda: nn.Conv2d(4, 4, 3, groups=2), "input"),
-    ("other_type", lambda: nn.Bilinear(3, 3, 3), "input"),
-    ("subclass_in_pair", lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), OwnForward(5, 6)), "hidden"),
-    ("groups_in_pair", lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2)), "hidden"),
-    ("slope_for_each_unit", lambda: pair(nn.PReLU(10)), "hidden"),
-    ("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), "input"),
-    ("linear_as_pair", lambda: nn.Linear(6, 5), "hidden"),
-    *((name, partial(hooked, name), "hidden") for name in [
+NOTICED: list[tuple[str, Callable[[], nn.Module]]] = [
+    ("subclass", lambda: OwnForward(6, 5)),
+    ("patched_forward", patched),
+    ("groups", lambda: nn.Conv2d(4, 4, 3, groups=2)),
+    ("subclass_in_pair", lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), OwnForward(5, 6))),
+    ("groups_in_pair", lambda: nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2))),
+    ("slope_for_each_unit", lambda: pair(nn.PReLU(10))),
+    ("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5))),
+    *((name, partial(hooked, name)) for name in [
         "register_forward_hook",
         "register_forward_pre_hook",
         "register_full_backward_hook",
@@ -181,9 +179,9 @@ IMPOSSIBLE: list[tuple[str, Callable[[], nn.Module], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("build", "structure"), [c[1:] for c in IMPOSSIBLE], ids=[c[0] for c in IMPOSSIBLE])
-def test_refuses_where_smaller_tensors_would_be_noticed(build: Callable[[], nn.Module], structure: str) -> None:
-    assert not compact.possible(build(), structure)
+@pytest.mark.parametrize("build", [c[1] for c in NOTICED], ids=[c[0] for c in NOTICED])
+def test_refuses_where_smaller_tensors_would_be_noticed(build: Callable[[], nn.Module]) -> None:
+    assert not compact.unnoticed(build())
 
 
 PAYS: list[tuple[str, Callable[[], nn.Module], str, int, tuple[int, ...], bool]] = [
@@ -216,3 +214,14 @@ def test_pays_is_decided_by_size(
 @pytest.mark.parametrize("args", [(), ([[1.0, 2.0]],)])
 def test_calls_without_a_leading_tensor_are_left_alone(args: tuple[Any, ...]) -> None:
     assert not compact.pays(nn.Linear(2, 2), "input", units_of(nn.Linear(2, 2), "input", torch.tensor([0])), args)
+
+
+@pytest.mark.parametrize(("build", "structure", "expected"), [
+    (lambda: nn.Linear(64, 64), "input", True),
+    (lambda: nn.Linear(64, 64), "weight", False),
+    (lambda: OwnForward(64, 64), "input", False),
+    (lambda: nn.Bilinear(64, 64, 64), "output", False),
+])  # fmt: skip
+def test_chosen_for_known_types_only(build: Callable[[], nn.Module], structure: str, expected: bool) -> None:
+    units = {"weight": Units(1, torch.arange(8))}
+    assert compact.chosen(build(), structure, units, (torch.empty(512, 64),)) is expected
