@@ -44,7 +44,7 @@ def test_flat_indices_beyond_one_block_have_their_own_values() -> None:
 def test_share_of_slow_entries(p: float) -> None:
     n = 400_000
     bits = _bits((0, 0, 0), p, n)
-    assert set(bits.unique().tolist()) <= {-1, 0}
+    assert set(bits.unique().tolist()) <= {-1, 0}  # type: ignore[no-untyped-call]
     assert abs((bits == 0).float().mean().item() - p) < 4 * (p * (1 - p) / n) ** 0.5 + 1e-9
 
 
@@ -100,4 +100,6 @@ def test_cuda_draws_what_the_cpu_draws() -> None:
         cpu = _bits((3, 4, 5), 0.3, 300_000, start)
         gpu = fill_bits(torch.empty(300_000, dtype=torch.int32, device="cuda"), (3, 4, 5), 0.3, start)
         assert torch.equal(gpu.cpu(), cpu)
-    assert torch.equal(draw_units((3, 4, 5), 0.3, 4000, torch.device("cuda")).cpu(), draw_units((3, 4, 5), 0.3, 4000, CPU))
+    assert torch.equal(
+        draw_units((3, 4, 5), 0.3, 4000, torch.device("cuda")).cpu(), draw_units((3, 4, 5), 0.3, 4000, CPU)
+    )
