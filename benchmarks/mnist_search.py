@@ -60,9 +60,10 @@ def readings() -> Iterator[Reading]:
         yield Reading(p, momentum, width=100)
     for p in P:
         yield Reading(p, longer=True)
-        yield Reading(p, standardized=True)
-        yield Reading(p, momentum=0.0, batch=64)
-    yield Reading("0.8/0.5 at zero", restart=False)
+    literal, kept = P
+    yield Reading(literal, standardized=True)
+    yield Reading(literal, restart=False)
+    yield Reading(kept, momentum=0.0, batch=64)
 
 
 READINGS = {reading.name: reading for reading in readings()}

@@ -26,7 +26,7 @@ from benchmarks.records import Result
 from benchmarks.timing import interleaved
 
 STEPS = 10  # of one timing: whole cycles for every k here
-POINTS = 10  # evaluations on the way
+POINTS = 8  # evaluations on the way
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ PRESETS = {
     "smoke": SmallConfig(
         seeds=2, sizes=(Size(100, 3, FEW),), trials=2, validation=200, data="digits", batch=25, width=32, timings=1
     ),
-    "cpu": SmallConfig(seeds=3, sizes=(Size(1000, 100, tuple(METHODS)), Size(5000, 30, FEW))),
+    "cpu": SmallConfig(seeds=3, sizes=(Size(1000, 100, tuple(METHODS)), Size(5000, 20, FEW))),
     "gpu": SmallConfig(
         seeds=10, sizes=(Size(1000, 200, tuple(METHODS)), Size(5000, 100, tuple(METHODS))), tuning_seeds=3
     ),

@@ -83,16 +83,16 @@ def test_an_epoch_of_128_ends_with_the_mask_on_at_3_only() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, 3])
 def test_every_method_gets_as_many_trials(name: str, count: int) -> None:
     tried = trials(METHODS[name], count)
     assert len(set(tried)) == (1 if name == "SGD" else count)
 
 
 def test_p_is_chosen_on_the_validation_split() -> None:
-    scores = dict(zip(trials(METHODS["dropout"], 4), (90.0, 92.0, 91.0, 92.0), strict=True))
+    scores = dict(zip(trials(METHODS["dropout"], 3), (90.0, 92.0, 92.0), strict=True))
     numbers = {trial_key(1000, "dropout", p): {"validation accuracy": score} for p, score in scores.items()}
     made = record(mnist_small.BENCHMARK, numbers)
     assert chosen(made, 1000, "dropout") == (0.5, 0.5)
     assert chosen(made, 1000, "SGD") == (0.0, 0.0)
-    assert chosen(made, 5000, "dropout") == trials(METHODS["dropout"], 4)[0]
+    assert chosen(made, 5000, "dropout") == trials(METHODS["dropout"], 3)[0]
