@@ -79,7 +79,7 @@ def report_(
     chapters = report.chapters(shown, ITEMS)
     title = "Multirate Training of Neural Networks: the paper's numbers beside ours"
     intro = f"Made from {len(shown)} records by python -m benchmarks report."
-    for path in report.write(title, intro, chapters, out):
+    for path in report.write(title, intro, shown, chapters, out):
         print(path)
     if readme:
         report.fill_readme(README, chapters)

@@ -45,7 +45,7 @@ class Choice:
 
 
 def _choices(*variants: Callable[[float], Choice]) -> tuple[Choice, ...]:
-    return tuple(variant(lr) for lr in (0.1, 0.2, 0.4) for variant in variants)
+    return tuple(variant(lr) for lr in (0.2, 0.4, 0.8) for variant in variants)
 
 
 CHOICES = {
@@ -63,8 +63,8 @@ class DemoConfig:
 
     seeds: int = 10
     tuning_seeds: int = 2
-    epochs: int = 60
-    every: int = 5  # epochs between two looks at the test images
+    epochs: int = 120
+    every: int = 10  # epochs between two looks at the test images
     images: int = 100
     batch: int = 20
     width: int = 256
@@ -249,7 +249,7 @@ def run(out: Path, preset: str) -> None:
         torch.set_num_threads(threads)
     intro = "Real digits, held-out test images, the same number of trainings for every method; nothing is downloaded."
     chapters = report.chapters(shown, {})
-    html, _ = report.write("mrreg: masks beside SGD and dropout", intro, chapters, out)
+    html, _ = report.write("mrreg: masks beside SGD and dropout", intro, shown, chapters, out)
     for block in (block for chapter in chapters for block in chapter.blocks):
         print(f"\n{block.title}: {block.center} [{block.unit}], smallest to largest")
         for line in block.lines:

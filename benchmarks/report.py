@@ -1,7 +1,7 @@
 """One self-contained HTML page and one Markdown file from all records, and the table of the README."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jinja2
@@ -125,19 +125,20 @@ def made_with(record: Record) -> str:
     return " · ".join(parts)
 
 
-def write(title: str, intro: str, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
-    """Write report.html and report.md."""
+def write(title: str, intro: str, shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
+    """Write report.html and report.md: the chapters, and at the end every record, shown in one or not."""
     out.mkdir(parents=True, exist_ok=True)
     paths = out / "report.html", out / "report.md"
     for path in paths:
         template = _environment().get_template(f"{path.name}.j2")
-        text = template.render(title=title, intro=intro, chapters=parts, rule=verdict.RULE)
+        sources = [made_with(record) for record, _ in shown]
+        text = template.render(title=title, intro=intro, chapters=parts, rule=verdict.RULE, sources=sources)
         path.write_text(text, encoding="utf-8")
     return paths
 
 
 def fill_readme(readme: Path, parts: Sequence[Chapter]) -> None:
-    """Put the summary table between the two marks of the README.
+    """Put the summary table between the two marks of the README: of each section, the largest record.
 
     Raises:
         UserError: If the marks are not there.
@@ -147,7 +148,8 @@ def fill_readme(readme: Path, parts: Sequence[Chapter]) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"{readme}: the README must have the lines {BEGIN} and {END}, got none. Add them.")
-    table = _environment().get_template("summary.md.j2").render(chapters=parts)
+    largest = [replace(part, blocks=list({b.title: b for b in reversed(part.blocks)}.values())[::-1]) for part in parts]
+    table = _environment().get_template("summary.md.j2").render(chapters=largest)
     readme.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
 
 

@@ -180,9 +180,12 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
+def write(shown: report.Shown, out: Path) -> tuple[Path, Path]:
+    return report.write("Title", "Intro.", shown, report.chapters(shown, ITEMS), out)
+
+
 def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
-    chapters = report.chapters([(record(), (FULL,)), (record("cpu"), (FULL,))], ITEMS)
-    html, markdown = report.write("Title", "Intro.", chapters, tmp_path)
+    html, markdown = write([(record(), (FULL,)), (record("cpu"), (FULL,))], tmp_path)
     reader = Reader()
     text = html.read_text()
     reader.feed(text)
@@ -203,8 +206,7 @@ def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
 
 
 def test_no_table_or_figure_of_the_paper_is_left_out(tmp_path: Path) -> None:
-    chapters = report.chapters([(record(), (PLAIN,))], ITEMS)
-    for path in report.write("Title", "", chapters, tmp_path):
+    for path in write([(record(), (PLAIN,))], tmp_path):
         text = path.read_text()
         for item, about in ITEMS.items():
             assert f"{item}. {about.title}" in text
@@ -237,7 +239,7 @@ def test_what_is_missing_or_diverged_is_said(tmp_path: Path) -> None:
 
 
 def test_an_empty_record_gives_a_report(tmp_path: Path) -> None:
-    html, _ = report.write("Title", "", report.chapters([(record(accuracy={}), (FULL,))], ITEMS), tmp_path)
+    html, _ = write([(record(accuracy={}), (FULL,))], tmp_path)
     assert "unfinished: 0 of 6 runs are there" in html.read_text()
 
 
@@ -255,6 +257,24 @@ def test_the_readme_gets_its_table_and_keeps_the_rest(tmp_path: Path) -> None:
     assert "\nold\n" not in once
     report.fill_readme(readme, chapters)
     assert readme.read_text() == once
+
+
+def test_the_readme_shows_the_largest_record_of_each_section(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    other = replace(PLAIN, title="other")
+    report.fill_readme(readme, report.chapters([(record("cpu"), (PLAIN, other)), (record("paper"), (PLAIN,))], ITEMS))
+    lines = [line for line in readme.read_text().splitlines() if line.startswith("| Table A5")]
+    assert [line.split("|")[-2].strip().split(":")[0] for line in lines] == [
+        "not reproduced",
+        "smaller scale, does not hold",
+    ]
+
+
+def test_a_record_that_no_section_shows_is_listed(tmp_path: Path) -> None:
+    elsewhere = replace(PLAIN, presets=frozenset({"gpu"}))
+    for path in write([(record("cpu"), (elsewhere,))], tmp_path):
+        assert "python -m benchmarks mnist --preset cpu" in path.read_text()
 
 
 @pytest.mark.parametrize("text", ["# Title\n", report.BEGIN, f"{report.END} {report.BEGIN}"])
