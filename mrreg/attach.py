@@ -223,7 +223,9 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
 
 def _several(optimizer: Any) -> list[Any]:
     """One optimizer or several, each once."""
-    several = list(optimizer) if isinstance(optimizer, Iterable) else [optimizer]
+    several = (
+        [optimizer] if isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable) else list(optimizer)
+    )
     if not several:
         raise bad(ValueError, WHERE, "optimizer", "at least one optimizer", several)
     return list(dict.fromkeys(several))

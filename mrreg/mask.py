@@ -1,5 +1,6 @@
 """A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
 
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any, Self
@@ -95,6 +96,8 @@ class MultirateMask(nn.Module):
         self.targets = targets(module, parameters, structure)
         self.module = module
         self.train(module.training)
+        self._reports: tuple[str, tuple[list[str], ...]] = "", ()  # of a load that is going on
+        self.register_load_state_dict_post_hook(_plain_names)  # type: ignore[no-untyped-call]
         self._rest()
 
     @property
@@ -224,6 +227,16 @@ class MultirateMask(nn.Module):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._reports = prefix, args[-3:]
+
+
+def _plain_names(mask: MultirateMask, _: object) -> None:
+    """What a load reports (missing keys, unexpected keys, errors) names the plain module's keys."""
+    prefix, reports = mask._reports
+    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}module\.")
+    for report in reports:
+        report[:] = [inner.sub(prefix, text) for text in report]
+    mask._reports = "", ()
 
 
 def _check_module(module: object) -> None:

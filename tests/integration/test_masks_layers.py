@@ -200,7 +200,7 @@ def test_other_precisions(dtype: torch.dtype, rescale: bool) -> None:
 
 
 def test_rescaled_masks_divide_what_is_kept() -> None:
-    mask, optimizer = _attached(nn.Linear(6, 5, dtype=torch.float64), rescale=True, p=0.25)
+    mask, _optimizer = _attached(nn.Linear(6, 5, dtype=torch.float64), rescale=True, p=0.25)
     weight = mask.module.get_parameter("weight")
     (_, slow), *_ = slow_entries(mask)
     x = torch.randn(3, 6, dtype=torch.float64)

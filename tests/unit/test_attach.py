@@ -1,0 +1,201 @@
+"""What attach accepts and refuses, and that it leaves no trace."""
+
+import copy
+import gc
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from mask_cases import batch, masks, mlp, plain_mlp, same_bits, train
+from torch import nn
+
+import mrreg
+
+
+def _sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Like Accelerate's: an Optimizer by name, without torch's constructor and tables."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step()
+
+
+class MyMuon(torch.optim.Muon):
+    """A subclass of one that is refused."""
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "says"),
+    [
+        (lambda m: None, TypeError, "optimizer must be a torch.optim.Optimizer.*got 'NoneType'"),
+        (lambda m: [], ValueError, "optimizer must be at least one optimizer"),
+        (lambda m: m, TypeError, "optimizer must be a torch.optim.Optimizer.*got 'Sequential'"),
+        (lambda m: Wrapper(None), TypeError, "optimizer must be a torch.optim.Optimizer.*got 'Wrapper'"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), TypeError, "element-wise, got 'LBFGS'. .*mix all entries"),
+        (lambda m: MyMuon([m[0].module.weight]), TypeError, "element-wise, got 'Muon'. .*orthogonalizes"),
+        (
+            lambda m: torch.optim.Adafactor(m.parameters()),
+            TypeError,
+            "got 'Adafactor'. .*rows and columns",
+        ),
+        (lambda m: torch.optim.SparseAdam(list(m.parameters())), TypeError, "element-wise, got 'SparseAdam'"),
+        (lambda m: _sgd(m[0]), ValueError, "owner of every masked parameter, got \"none for '2.bias', '2.weight'\""),
+        (
+            lambda m: [torch.optim.SGD([p], lr=0.1) for p in m.parameters()],
+            ValueError,
+            "one for all parameters of the mask '0'",
+        ),
+        (
+            lambda m: torch.optim.SGD([{"params": m.parameters(), "period": 3}], lr=0.1),
+            ValueError,
+            "0.weight must be in a part of period 1, got 3",
+        ),
+    ],
+)
+def test_optimizers_that_cannot_drive_are_refused(make: Any, kind: type[Exception], says: str) -> None:
+    model = mlp(parameters=["*"])
+    with pytest.raises(kind, match=says):
+        mrreg.attach(make(model), model)
+    assert not any(mask._driven for mask in masks(model))
+
+
+@pytest.mark.parametrize(
+    ("model", "seed", "kind", "says"),
+    [
+        (None, 0, TypeError, "model must be an nn.Module, got None"),
+        (plain_mlp(), 0, ValueError, "model must be a module that contains a MultirateMask, got 'Sequential'"),
+        (mlp(), -1, ValueError, "seed must be a whole number, at least 0, got -1"),
+        (mlp(), 0.5, TypeError, "seed must be a whole number.*got 0.5"),
+        (mlp(), None, TypeError, "seed must be a whole number.*got None"),
+    ],
+)
+def test_other_arguments_are_checked(model: Any, seed: Any, kind: type[Exception], says: str) -> None:
+    optimizer = torch.optim.SGD((model or mlp()).parameters(), lr=0.1)
+    with pytest.raises(kind, match=f"attach: {says}"):
+        mrreg.attach(optimizer, model, seed)
+
+
+def test_ties_to_the_outside_name_both_owners() -> None:
+    embed, out = mrreg.MultirateMask(nn.Embedding(9, 4)), nn.Linear(4, 9, bias=False)
+    out.weight = embed.weight
+    model = nn.ModuleDict({"out": out, "embed": embed})
+    with pytest.raises(ValueError, match=r"embed.module.weight must be.*tied to out.weight.*common parent"):
+        mrreg.attach(_sgd(model), model)
+
+
+def test_attaching_twice_is_refused() -> None:
+    model = mlp()
+    first, second = _sgd(model), _sgd(model)
+    handle = mrreg.attach(first, model)
+    with pytest.raises(RuntimeError, match=r"this SGD is attached already. Call remove"):
+        mrreg.attach(first, model)
+    with pytest.raises(RuntimeError, match=r"mask '0' is attached already. Call remove"):
+        mrreg.attach(second, model)
+    handle.remove()
+    mrreg.attach(second, model)
+
+
+def test_removing_leaves_no_trace() -> None:
+    model, plain = mlp(), plain_mlp()
+    ours, theirs = _sgd(model, momentum=0.9), _sgd(plain, momentum=0.9)
+    before = [set(group) for group in ours.param_groups]
+    with mrreg.attach(ours, model) as handle:
+        train(model, ours, 2)
+    handle.remove()  # a second time
+    assert [set(group) for group in ours.param_groups] == before
+    assert not ours._optimizer_step_post_hooks
+    assert not ours._optimizer_step_pre_hooks
+    assert not ours._optimizer_load_state_dict_post_hooks
+    plain.load_state_dict(model.state_dict())
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for mask in masks(model):
+        assert not mask._bits
+        mask._warned = True
+    assert train(model, ours, range(2, 6)) == train(plain, theirs, range(2, 6))
+    assert same_bits(model, plain)
+
+
+def test_an_optimizer_that_is_gone_leaves_its_masks_undriven() -> None:
+    model = mlp()
+    optimizer = _sgd(model)
+    mrreg.attach(optimizer, model)
+    assert all(mask._driven for mask in masks(model))
+    del optimizer
+    gc.collect()
+    assert not any(mask._driven or mask._bits for mask in masks(model))
+    optimizer = _sgd(model)
+    mrreg.attach(optimizer, model)
+
+
+def test_wrapped_optimizers_are_driven_through_their_wrapper() -> None:
+    model = mlp()
+    outer = Wrapper(Wrapper(_sgd(model)))
+    mrreg.attach(outer, model)
+    train(model, outer.optimizer.optimizer, 2)
+    assert outer.optimizer.optimizer.param_groups[0]["mask_clock"] == 2
+
+
+def test_clock_k_and_seed_are_ints_in_every_group() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD([{"params": m.parameters()} for m in masks(model)], lr=0.1)
+    mrreg.attach(optimizer, model, seed=9)
+    train(model, optimizer, 4)
+    for group in optimizer.param_groups:
+        assert (group["mask_clock"], group["mask_k"], group["mask_seed"]) == (4, 3, 9)
+
+
+def test_masks_with_several_k_share_the_clock() -> None:
+    model = nn.Sequential(mrreg.MultirateMask(nn.Linear(6, 4), k=2), mrreg.MultirateMask(nn.Linear(4, 3), k=3))
+    optimizer = _sgd(model)
+    mrreg.attach(optimizer, model)
+    phases = []
+    for t in range(6):
+        phases.append([mask._on for mask in masks(model)])
+        train(model, optimizer, range(t, t + 1))
+    assert phases == [[t % 2 < 1, t % 3 < 2] for t in range(6)]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert [mask.k for mask in masks(model)] == [2, 3]
+
+
+def test_the_seed_and_the_position_choose_the_subset() -> None:
+    def drawn(seed: int) -> list[torch.Tensor]:
+        model = nn.Sequential(*(mrreg.MultirateMask(nn.Linear(20, 20)) for _ in range(2)))
+        optimizer = _sgd(model)
+        mrreg.attach(optimizer, model, seed)
+        return [mask._bits["weight"] for mask in masks(model)]
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.equal(*first)
+
+
+def test_copies_of_optimizer_and_model_go_on_after_attach() -> None:
+    model = mlp()
+    optimizer = _sgd(model, momentum=0.9)
+    mrreg.attach(optimizer, model, seed=4)
+    train(model, optimizer, 4)
+    for copied, twin in (copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))):
+        with pytest.warns(mrreg.NoEffectWarning):
+            copied(batch(0))
+        mrreg.attach(twin, copied)
+        assert twin.param_groups[0]["mask_seed"] == 4
+        reference, other = copy.deepcopy((model, optimizer))
+        mrreg.attach(other, reference)
+        assert train(copied, twin, range(4, 9)) == train(reference, other, range(4, 9))
+        assert same_bits(copied, reference)
+
+
+def test_frozen_masks_that_no_optimizer_has_stay_dense() -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    optimizer = _sgd(model[2])
+    mrreg.attach(optimizer, model)
+    assert [mask._on for mask in masks(model)] == [False, True]
