@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.func import functional_call
 
-# Compact steps run from so many saved multiply-adds per gathered element on. CPU: measured; elsewhere the arithmetic is
-# faster and the copy is not, so more must be saved.
+# Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
+# arithmetic is faster and the copy is not, so more must be saved.
 PAYS_CPU = 32
 PAYS_ELSEWHERE = 512
+FEATURE_LINEAR, FEATURE_CONV = 3, 9  # what gathering or scattering a feature costs, in gathered entries (measured)
 BLOCK = 8  # channels_last convolutions fall off their fast path unless their width is a multiple of this
 
 SINGLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -93,7 +94,7 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
     if structure != "hidden":  # the features are gathered or scattered as well
         if features.dim() < weight.dim() - 1 or features.shape[_channel(weight)] != _inputs(weight):
             return False  # torch's own message shall show the full width
-        cost += rows * weight.shape[units[name].dim]
+        cost += rows * weight.shape[units[name].dim] * (FEATURE_LINEAR if weight.dim() == 2 else FEATURE_CONV)
     wanted = PAYS_CPU if features.device.type == "cpu" else PAYS_ELSEWHERE
     return bool(saved > wanted * cost)
 
