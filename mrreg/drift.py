@@ -35,6 +35,8 @@ def has_buffer(base: torch.optim.Optimizer, group: Group) -> bool:
 
 def measure(base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> Finish:
     """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter."""
+    if not params:
+        return list
     if has_buffer(base, group):
         return lambda: [state[p][BUFFER] for p in params]
     known = [state.get(p, {}).get(DIRECTION) for p in params]

@@ -163,6 +163,7 @@ class Multirate(Optimizer):
         if found_inf is not None and float(found_inf) != 0:
             return False
         if not have_gradient(self.param_groups):
+            self._warn(self._watch.idle_complaint(self.param_groups))
             return False
         if all(_is_zero(group["lr"]) for group in self.param_groups):
             grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -175,12 +176,11 @@ class Multirate(Optimizer):
         """One step of all parts."""
         now = self.param_groups[0]["clock"]
         due = [group for group in self.param_groups if group["next_sync"] == now]
+        ends = self._ends(due, now)
         if self._first:
             self._parallel.check(self._slow(), not all(self.due))
             self._first = False
-        if problem := self._watch.complaint(self.param_groups, due):
-            self._warn(problem)
-        ends = self._ends(due, now)
+        self._warn(self._watch.complaint(self.param_groups, due))
         for base, step in self._bases:
             mine = [group for group in base.param_groups if group["next_sync"] == now]
             for group in base.param_groups:
@@ -209,7 +209,7 @@ class Multirate(Optimizer):
             period = group["period"]
             end = now + period
             if period > 1:
-                slower = [g["next_sync"] for g in self.param_groups if g["period"] > period and g["next_sync"] > now]
+                slower = [g["next_sync"] for g in self.param_groups if g["period"] >= period and g["next_sync"] > now]
                 end = min([end, *slower])
             ends[id(group)] = end
         return ends
@@ -220,12 +220,10 @@ class Multirate(Optimizer):
         held = [self._measured(base, group) for group in groups if ends[id(group)] > now + 1]
         call(base, step, groups)
         for group, params, finish in held:
-            if not params:
-                continue
             if self._drift:
                 shared = has_buffer(base, group)
                 self._courses[id(group)] = keep(params, finish(), shared, self.state)
-            else:
+            elif params:
                 torch._foreach_add_(params, finish(), alpha=(now + 1 - ends[id(group)]) * step_size(group))
         for each in gathered:
             each.give_back()
@@ -267,6 +265,8 @@ class Multirate(Optimizer):
                         self.state[p][DIRECTION] = torch.zeros_like(p)
 
     def _warn(self, problem: str) -> None:
+        if not problem:
+            return
         message = (
             f"{type(self).__name__}: {problem}. Where layers run under activation checkpointing with "
             "use_reentrant=True, a frozen input cuts off all gradients: use use_reentrant=False."
