@@ -121,7 +121,7 @@ def check_model(where: str, model: object) -> None:
 
 def replace(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Put each value wherever its key is a child, and return what stands for the model itself."""
-    parents = list(model.modules())
+    parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it
         raise wrong_moment(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
     for parent in parents:

@@ -54,10 +54,11 @@ def swap_dropout(
     """Replace each dropout of a model by masks with the same p, and report what was done.
 
     The layer that takes the dropout's output gets a mask over its input units. Where that output goes into a residual
-    sum or a norm, the layer that made it gets a mask over its output units, bias included. Dropout between two Linear
-    layers of an nn.Sequential or a Transformer layer of torch, with an activation that maps 0 to 0, becomes one mask
-    over the hidden units, whose masked steps cost less than plain ones. Dropout on attention probabilities has no
-    weight to mask and is left. The model is changed in place; use the returned one, since the mask may be on the whole.
+    sum or a norm, the layer that made it gets a mask over its output units, bias included. Dropout between the two
+    Linear layers of an nn.Sequential or of a Transformer layer, with an activation that maps 0 to 0, becomes one mask
+    over the hidden units if nothing else in there needs a mask. A layer has one mask: where dropouts compete for
+    layers, as many of them as possible are replaced. Dropout on attention probabilities has no weight to mask and is
+    left. The model is changed in place; use the returned one, since the mask may be on the whole.
 
     Args:
         model: A model with dropout. Modules replaced by masks become `nn.Identity`, so that paths stay as they were.

@@ -222,3 +222,23 @@ def test_a_cycle_trains(build: Build) -> None:
             name = f"{path}.{target.name}".lstrip(".")
             assert not torch.equal(model.state_dict()[name], start[name]), name
             assert mask.module.get_parameter(target.name).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "replaced", "left"),
+    [
+        ("vgg11", ["classifier.2", "classifier.5"], 0),
+        ("mobilenet_v3_small", ["classifier.2"], 0),
+        ("vit_b_16", [], 12 * 3 + 1),  # torchvision's default is p = 0
+    ],
+)
+@pytest.mark.filterwarnings("ignore::mrreg.NoEffectWarning")
+def test_the_models_themselves(name: str, replaced: list[str], left: int) -> None:
+    models = pytest.importorskip("torchvision.models")
+    with torch.device("meta"):
+        model, images = getattr(models, name)(), torch.empty(2, 3, 224, 224)
+    for inputs in (None, images):
+        _, report = mrreg.swap_dropout(copy.deepcopy(model), example_inputs=inputs)
+        assert [path for path, swap in report.items() if swap.replaced] == replaced
+        assert sum(not swap.replaced for swap in report.values()) == left
