@@ -103,7 +103,11 @@ class Planner:
             spot.reason = f"its output goes to {after}" if isinstance(after, str) else spot.reason
             choice = [way for way in (after, before) if isinstance(way, dict)]
             if not choice:
-                spot.reason = ATTENTION if "softmax" in made[1] else f"{spot.reason}; its input comes from {before}"
+                spot.reason = (
+                    ATTENTION
+                    if any(name.startswith("softmax") for name in made[1])
+                    else f"{spot.reason}; its input comes from {before}"
+                )
                 return
             if choice not in choices:
                 choices.append(choice)

@@ -165,6 +165,10 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
         "goes to add; .* comes from 'rnn'",
     ),
     "overwritten": (net(written_to), "goes to __setitem__; .* comes from softplus"),
+    "made by a function in a part": (
+        net(lambda m, x: x + m.drop(m.part(x)), part=Net(lambda m, x: F.softplus(x))),
+        "comes from softplus in 'part'",
+    ),
     "not called": (net(lambda m, x: m.two(m.one(x))), "this forward did not call it"),
     "p is 0": (net(lambda m, x: m.two(m.drop(x)), drop=nn.Dropout(0.0)), "p is 0"),
     "alpha dropout": (net(lambda m, x: m.two(m.drop(x)), drop=nn.AlphaDropout()), "a value other than zero"),
@@ -298,6 +302,13 @@ def test_functional_dropout_is_reported_with_its_place() -> None:
     assert list(report) == ["drop", "inner: dropout()"]
     assert report["inner: dropout()"].reason == "only modules can be replaced"
     assert not report["inner: dropout()"].replaced
+
+
+def test_attention_written_out_is_known_wherever_it_is() -> None:
+    inner = net(lambda m, x: m.drop(x.matmul(x.mT).softmax(-1)) @ x)
+    with pytest.warns(mrreg.NoEffectWarning):
+        _, report = mrreg.swap_dropout(nn.Sequential(inner), example_inputs=torch.randn(2, 6))
+    assert report["0.drop"].reason == "it acts on attention probabilities, which have no weight"
 
 
 def test_report_reads_line_by_line() -> None:
