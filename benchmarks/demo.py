@@ -22,7 +22,7 @@ from benchmarks import harness, records, report, stats
 from benchmarks.harness import Benchmark, Context, Run
 from benchmarks.records import Record, Result
 from benchmarks.registry import REGISTERED
-from benchmarks.sections import Bars, Curves, Row, Section, metric
+from benchmarks.sections import Bars, Curves, Row, Section, gain, metric
 from mrreg import MultirateMask, attach
 
 P_INPUT = 0.2  # as usual, less is dropped from the images than from hidden layers
@@ -55,6 +55,7 @@ CHOICES = {
     "masks (units)": _choices(partial(Choice, p=0.5, k=2), partial(Choice, p=0.5, k=5)),
 }
 """The candidates of every method: as many for each."""
+PAIRS = [(one, other) for other in ("SGD", "dropout") for one in CHOICES if one not in {"SGD", other}]
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def sections(preset: str) -> tuple[Section, ...]:
     names = {method: method for method in CHOICES}
 
     def curves(x: str, xlabel: str) -> Curves:
-        return Curves(names, "accuracy per look", xlabel, "test accuracy [%]", x=x)
+        return Curves(names, "accuracy per look", xlabel, "test accuracy [%]", x=x, ylim=(70, 95))
 
     return (
         Section(
@@ -202,7 +203,16 @@ def sections(preset: str) -> tuple[Section, ...]:
             rows=tuple(Row(method, metric(method, "accuracy")) for method in CHOICES),
             plots=(Bars("test accuracy [%]"), curves("epoch per look", "epoch")),
             note=note,
-            facts=facts,
+            facts=chosen,
+        ),
+        Section(
+            "",
+            "Better than SGD, better than dropout? Differences paired by seed",
+            "points",
+            rows=tuple(Row(f"{one} - {other}", gain(one, other, "accuracy")) for one, other in PAIRS),
+            plots=(Bars("difference of test accuracy [points]"),),
+            note="Within noise: the 95 % t-interval of the differences contains zero.",
+            facts=differences,
         ),
         Section(
             "",
@@ -219,17 +229,17 @@ def sections(preset: str) -> tuple[Section, ...]:
     )
 
 
-def facts(record: Record) -> list[str]:
-    """What the search chose, and every comparison with SGD and with dropout."""
-    chosen = [f"{method}: {CHOICES[method][best(record, method)]}" for method in CHOICES]
-    pairs = [(one, other) for other in ("SGD", "dropout") for one in CHOICES if one not in {"SGD", other}]
+def chosen(record: Record) -> list[str]:
+    """What the search chose."""
+    choices = [f"{method}: {CHOICES[method][best(record, method)]}" for method in CHOICES]
+    return [f"Chosen on validation images: {'; '.join(choices)}."]
+
+
+def differences(record: Record) -> list[str]:
+    """Every comparison with SGD and with dropout in words."""
     accuracies = {method: record.numbers(method, "accuracy") for method in CHOICES}
     return [
-        f"Chosen on validation images: {'; '.join(chosen)}.",
-        *(
-            stats.sentence(one, other, stats.paired(accuracies[one], accuracies[other]), "points")
-            for one, other in pairs
-        ),
+        stats.sentence(one, other, stats.paired(accuracies[one], accuracies[other]), "points") for one, other in PAIRS
     ]
 
 

@@ -54,6 +54,11 @@ class Block:
     claims: Sequence[Checked]
     plots: Sequence[tuple[str, str]]
 
+    @property
+    def compared(self) -> bool:
+        """Whether the paper has a number for any row."""
+        return any(line.paper for line in self.lines)
+
 
 @dataclass(frozen=True)
 class Chapter:
@@ -104,20 +109,14 @@ def block(section: Section, record: Record) -> Block:
 
 def made_with(record: Record) -> str:
     """Preset, seeds, device, versions, commit and date in one sentence."""
-    seeds = record.seeds
-    named = (
-        f"{seeds[0]} to {seeds[-1]}"
-        if seeds == list(range(len(seeds))) and len(seeds) > 1
-        else ", ".join(map(str, seeds))
-    )
     dirty = " with local changes" if any(record.distinct("dirty")) else ""
     commits = ", ".join(record.distinct("commit")) or "unknown"
     dates = record.distinct("date")
     parts = [
         f"python -m benchmarks {record.benchmark} --preset {record.preset}",
         f"{len(record.runs)} of {record.total} runs",
-        f"seeds {named}",
-        f"{record.device}, {record.threads} threads",
+        f"seeds {_ranges(record.seeds)}",
+        f"{record.device}, threads: {record.threads}",
         f"torch {record.versions['torch']}, mrreg {record.versions['mrreg']}",
         f"commit {commits}{dirty}",
         dates[-1] if dates else "no date",
@@ -125,14 +124,24 @@ def made_with(record: Record) -> str:
     return " · ".join(parts)
 
 
+def _ranges(numbers: Sequence[int]) -> str:
+    """0 to 9, 20, 30 to 31: sorted whole numbers in brief."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(
+        f"{start}" if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)
+    )
+
+
 def write(title: str, intro: str, shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
     """Write report.html and report.md: the chapters, and at the end every record, shown in one or not."""
     out.mkdir(parents=True, exist_ok=True)
     paths = out / "report.html", out / "report.md"
+    judged = any(block.verdict != "measured" for part in parts for block in part.blocks)
     for path in paths:
         template = _environment().get_template(f"{path.name}.j2")
         sources = [made_with(record) for record, _ in shown]
-        text = template.render(title=title, intro=intro, chapters=parts, rule=verdict.RULE, sources=sources)
+        text = template.render(title=title, intro=intro, chapters=parts, rule=judged and verdict.RULE, sources=sources)
         path.write_text(text, encoding="utf-8")
     return paths
 

@@ -118,6 +118,8 @@ def draw_rows(plot: Bars, section: Section, record: Record, axes: Axes) -> bool:
         range(len(rows)), [row.label for row, _ in rows], rotation=25 if long else 0, ha="right" if long else "center"
     )
     axes.set_ylabel(plot.ylabel)
+    if axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
+        axes.axhline(0, color=PAPER, linewidth=1)
     if plot.ylim:
         axes.set_ylim(plot.ylim)
     axes.legend()

@@ -199,7 +199,7 @@ def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
         assert "91.00 ± 2.48" in shown
         assert "93.00 (92.50 to 93.50)" in shown
         assert "Seeds: 3." in shown
-        assert "cpu: test, 2 threads" in shown
+        assert "cpu: test, threads: 2" in shown
         assert "seeds 0 to 2" in shown
         assert verdict.RULE.split(";")[0] in shown
     assert "| k < 5 & \\| more |" in markdown.read_text()
@@ -257,6 +257,26 @@ def test_the_readme_gets_its_table_and_keeps_the_rest(tmp_path: Path) -> None:
     assert "\nold\n" not in once
     report.fill_readme(readme, chapters)
     assert readme.read_text() == once
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"), [([], ""), ([3], "3"), ([0, 1, 2], "0 to 2"), ([0, 1, 5, 1000, 1001], "0 to 1, 5, 1000 to 1001")]
+)
+def test_seeds_in_brief(seeds: list[int], said: str) -> None:
+    made = record(accuracy={})
+    for seed in seeds:
+        made.add(str(seed), "SGD", (seed,), 1.0, [{}])
+    assert f"seeds {said} ·" in report.made_with(made)
+
+
+def test_nothing_of_the_paper_is_shown_where_there_is_nothing(tmp_path: Path) -> None:
+    section = Section("", "Alone", rows=(Row("SGD", metric("SGD", "accuracy")),))
+    shown = [(record(), (section,))]
+    for path in report.write("Title", "", shown, report.chapters(shown, {}), tmp_path):
+        text = path.read_text()
+        assert "paper (" not in text
+        assert "<th>paper" not in text
+        assert verdict.RULE not in text
 
 
 def test_the_readme_shows_the_largest_record_of_each_section(tmp_path: Path) -> None:
