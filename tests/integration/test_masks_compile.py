@@ -1,0 +1,61 @@
+"""torch.compile: one graph with masks and one without, none later, the same numbers as eager."""
+
+from typing import Any
+
+import pytest
+import torch
+from mask_cases import batch, masks, mlp, same_bits, train
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import mrreg
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("options", [{}, {"structure": "input"}, {"structure": "output", "rescale": True}])
+def test_exactly_two_graphs_over_four_cycles(options: dict[str, Any]) -> None:
+    eager, model = mlp(**options), mlp(**options)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager))
+    mrreg.attach(ours, model)
+    mrreg.attach(theirs, eager)
+    graphs = []
+    for t in range(12):
+        assert train(compiled, ours, range(t, t + 1)) == train(eager, theirs, range(t, t + 1))
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1] + [2] * 10
+    assert same_bits(model, eager)
+
+
+def test_a_compiled_model_can_be_attached_and_evaluated() -> None:
+    model = mlp()
+    compiled = torch.compile(model, backend="aot_eager")
+    assert isinstance(compiled, nn.Module)
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    mrreg.attach(optimizer, compiled)
+    train(compiled, optimizer, 4)
+    compiled.eval()
+    with torch.no_grad():
+        dense = compiled(batch(0))
+    for mask in masks(model):
+        mask._rest()
+    assert torch.equal(model(batch(0)), dense)
+
+
+def test_a_transformer_layer_compiles() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+    model = nn.Sequential(mrreg.MultirateMask(layer, k=2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    x = torch.randn(2, 3, 6)
+    eager = model(x)
+    compiled = torch.compile(model, backend="aot_eager")
+    assert torch.allclose(compiled(x), eager, atol=1e-6)
