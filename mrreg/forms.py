@@ -1,6 +1,7 @@
 """`MultirateSGD` and `MultirateAdamW`: the engine over one base optimizer, its groups divided by period."""
 
 from collections.abc import Iterable, Mapping
+from math import inf, isfinite
 from typing import Any
 
 import torch
@@ -92,7 +93,11 @@ class MultirateSGD(Multirate):
         slow_lr: str | float = "coupled",
         gradient: str = "sync",
     ) -> None:
-        groups = _groups("MultirateSGD", params, lr, k, fast, slow_lr)
+        where = "MultirateSGD"
+        _check_numbers(where, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        number(where, "dampening", dampening, "finite", isfinite)
+        _check_flags(where, nesterov=nesterov, maximize=maximize)
+        groups = _groups(where, params, lr, k, fast, slow_lr)
         base = torch.optim.SGD(
             groups,
             lr=lr,
@@ -181,7 +186,14 @@ class MultirateAdamW(Multirate):
         slow_lr: str | float = "coupled",
         gradient: str = "sync",
     ) -> None:
-        groups = _groups("MultirateAdamW", params, lr, k, fast, slow_lr)
+        where = "MultirateAdamW"
+        _check_numbers(where, lr=lr, eps=eps, weight_decay=weight_decay)
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise bad(TypeError, where, "betas", "a pair of numbers", betas)
+        for i, beta in enumerate(betas):
+            number(where, f"betas[{i}]", _plain(beta), "in [0, 1)", lambda x: 0 <= x < 1)
+        _check_flags(where, amsgrad=amsgrad, maximize=maximize, capturable=capturable)
+        groups = _groups(where, params, lr, k, fast, slow_lr)
         base = torch.optim.AdamW(
             groups,
             lr=lr,
@@ -224,15 +236,28 @@ def _groups(
 
 
 def _check_slow_lr(where: str, slow_lr: object) -> None:
-    if isinstance(slow_lr, Tensor):
-        slow_lr = slow_lr.item()
     if isinstance(slow_lr, str):
         if slow_lr not in SLOW_LR:
             raise bad(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
     else:
-        number(
-            where, "slow_lr", slow_lr, f"finite and at least 0, or one of {SLOW_LR}", lambda x: 0 <= x < float("inf")
-        )
+        _check_numbers(where, slow_lr=slow_lr)
+
+
+def _check_numbers(where: str, **values: object) -> None:
+    """Torch compares with 0 only, which NaN, infinity and True pass."""
+    for name, value in values.items():
+        number(where, name, _plain(value), "finite and at least 0", lambda x: 0 <= x < inf)
+
+
+def _check_flags(where: str, **values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise bad(TypeError, where, name, "True or False", value)
+
+
+def _plain(value: object) -> object:
+    """The number in a tensor with one; a larger one stays, and is then no number."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:
