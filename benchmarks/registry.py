@@ -2,7 +2,6 @@
 
 import importlib
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.errors import UserError
@@ -39,18 +38,12 @@ class Entry:
         return benchmark
 
 
-KNOWN = {
+REGISTERED = {
     "mnist": Entry("mnist", "masks, dropout and SGD on MNIST (figure 8, table A5)", share=3),
     "mnist-small": Entry("mnist_small", "the same on 1,000 and 5,000 images, everyone's p tuned", share=3),
     "mnist-search": Entry("mnist_search", "which reading of the paper gives its MNIST tables", share=2),
     "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "speed masks": Entry("speed_masks", "what a training step with masks costs"),
     "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
-    "speed finetune": Entry("speed_finetune", "the speed-up of fine-tuning, by network"),
-    "ptb": Entry("ptb", "masks, dropout and SGD on Penn Treebank (figure 9, table A6)", share=3),
-    "transfer": Entry("transfer", "fine-tuning ResNets on CIFAR (figures 4-6, A10)", share=2),
-    "text": Entry("text", "fine-tuning DistilBERT on GLUE (figure 7, tables 1, 2, A3, A4)", share=2),
-    "patches": Entry("patches", "two learning rates on patch-augmented CIFAR-10 (figure 2)", share=2),
     "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)"),
 }
-REGISTERED = {name: entry for name, entry in KNOWN.items() if find_spec(f"benchmarks.{entry.module}")}

@@ -10,6 +10,7 @@ from benchmarks import report_plots, stats, verdict
 from benchmarks.errors import UserError
 from benchmarks.paper import Item
 from benchmarks.records import Record
+from benchmarks.registry import REGISTERED
 from benchmarks.sections import Claim, Row, Section
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -177,6 +178,8 @@ def _environment() -> jinja2.Environment:
 def _missing(item: Item) -> str:
     if not item.benchmark:
         return "Nothing to measure."
+    if item.benchmark not in REGISTERED:
+        return "No benchmark yet."
     return f"No record yet: python -m benchmarks {item.benchmark}"
 
 

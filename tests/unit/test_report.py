@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import report, report_plots, stats, verdict
 from benchmarks.errors import UserError
-from benchmarks.paper import ITEMS
+from benchmarks.paper import ITEMS, Item
 from benchmarks.records import Record
 from benchmarks.registry import REGISTERED
 from benchmarks.sections import Bars, Claim, Curves, Drawing, Paper, Row, Section, gain, metric
@@ -210,13 +210,19 @@ def test_no_table_or_figure_of_the_paper_is_left_out(tmp_path: Path) -> None:
         text = path.read_text()
         for item, about in ITEMS.items():
             assert f"{item}. {about.title}" in text
-        assert "No record yet: python -m benchmarks ptb" in text
+        assert "No record yet: python -m benchmarks spiral" in text
         assert "Nothing to measure." in text
 
 
 def test_every_label_of_the_paper_has_its_item() -> None:
     figures = sum(item.startswith("Figure") for item in ITEMS)
     assert (figures, len(ITEMS) - figures) == (14, 6)
+
+
+def test_what_has_no_benchmark_is_said() -> None:
+    items = {"Figure 2": Item("t", "nothing")}
+    chapters = report.chapters([], items)
+    assert [chapter.missing for chapter in chapters] == ["No benchmark yet."]
 
 
 @pytest.mark.parametrize("name", REGISTERED)
