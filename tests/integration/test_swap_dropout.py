@@ -164,7 +164,11 @@ CASES: dict[Build, dict[str, dict[str, str]]] = {
     },
 }
 
-every_case = pytest.mark.parametrize("build", CASES, ids=lambda build: build.__name__)
+SLOW = {narrow_vgg}
+every_case = pytest.mark.parametrize(
+    "build",
+    [pytest.param(b, id=b.__name__, marks=[pytest.mark.slow] if b in SLOW else []) for b in CASES],
+)
 
 
 @every_case
