@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
-from mrreg.drift import Group
+from mrreg.drift import DIRECTION, Group, State, has_buffer
 
 Step = Callable[[Optimizer], object]
 
@@ -30,6 +31,20 @@ def call(base: Optimizer, step: Step, groups: list[Group]) -> None:
     finally:
         base.param_groups = whole
     base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
+
+
+def create_state(base: Optimizer, step: Step, state: State, drift: bool) -> None:
+    """Give parameters with a gradient and no state the state of their first step, which must not count."""
+    whole = base.param_groups
+    fresh = [[p for p in group["params"] if p.grad is not None and not state.get(p)] for group in whole]
+    call(base, step, [{**group, "params": params} for group, params in zip(whole, fresh, strict=True)])
+    for group, params in zip(whole, fresh, strict=True):
+        for own in (state[p] for p in params if p in state):
+            if "step" in own:
+                own["step"] = own["step"] * 0
+        if drift and group["period"] > 1 and not has_buffer(base, group):
+            for p in params:
+                state[p][DIRECTION] = torch.zeros_like(p)
 
 
 def plain_step(base: Optimizer) -> Step:

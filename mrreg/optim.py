@@ -11,12 +11,14 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from mrreg.base import Step, call, copied, plain_step, rebuilt
-from mrreg.drift import DIRECTION, Course, Finish, Group, has_buffer, keep, measure, rest, step_size
+from mrreg.base import Step, call, copied, create_state, plain_step, rebuilt
+from mrreg.clock import AT_START, is_at_rest, next_syncs, position
+from mrreg.drift import Course, Finish, Group, has_buffer, keep, measure, rest, step_size
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags
 from mrreg.gather import Gathered, gather
 from mrreg.parts import check_gradients, check_parts, check_periods, check_saved, planned
+from mrreg.shards import local_all
 from mrreg.watch import GradientWatch, ParallelWatch, have_gradient
 
 
@@ -165,18 +167,28 @@ class Multirate(Optimizer):
         if not have_gradient(self.param_groups):
             self._warn(self._watch.idle_complaint(self.param_groups))
             return False
-        if all(_is_zero(group["lr"]) for group in self.param_groups):
-            grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-            if not any((g.coalesce().values() if g.is_sparse else g).any() for g in grads):
-                self._create_state()
-                return False
+        if is_at_rest(self.param_groups):
+            for base, step in self._bases:
+                create_state(base, step, self.state, self._drift)
+            return False
         return True
+
+    def _check_periods(self) -> None:
+        """Look at the periods again where the user has changed one."""
+        periods = [group["period"] for group in self.param_groups]
+        if periods != self._periods:
+            check_periods(type(self).__name__, self.param_groups)
+            self._periods = periods
 
     def _advance(self) -> None:
         """One step of all parts."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            problem = "a CUDA graph would repeat one step of a cycle for ever, and the clock would stand"
+            raise wrong_moment(f"{type(self).__name__}.step", problem, "Capture the model and not the optimizer.")
         now = self.param_groups[0]["clock"]
         due = [group for group in self.param_groups if group["next_sync"] == now]
-        ends = self._ends(due, now)
+        self._check_periods()
+        ends = next_syncs(self.param_groups, due, now)
         if self._first:
             self._parallel.check(self._slow(), not all(self.due))
             self._first = False
@@ -194,26 +206,6 @@ class Multirate(Optimizer):
             group["clock"] = now + 1
         self._switch()
 
-    def _ends(self, due: list[Group], now: int) -> dict[int, int]:
-        """The next sync step of each group that is due, by the group's id.
-
-        One period on, but never past a sync step of a slower part: while periods change, too, a slower part's sync
-        steps are sync steps of all finer ones.
-        """
-        periods = [group["period"] for group in self.param_groups]
-        if periods != self._periods:
-            check_periods(type(self).__name__, self.param_groups)
-            self._periods = periods
-        ends = {}
-        for group in due:
-            period = group["period"]
-            end = now + period
-            if period > 1:
-                slower = [g["next_sync"] for g in self.param_groups if g["period"] >= period and g["next_sync"] > now]
-                end = min([end, *slower])
-            ends[id(group)] = end
-        return ends
-
     def _sync(self, base: Optimizer, step: Step, groups: list[Group], ends: dict[int, int], now: int) -> None:
         """Let a base take its step on the groups that are due, and note the directions of those that will be held."""
         gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
@@ -224,7 +216,8 @@ class Multirate(Optimizer):
                 shared = has_buffer(base, group)
                 self._courses[id(group)] = keep(params, finish(), shared, self.state)
             elif params:
-                torch._foreach_add_(params, finish(), alpha=(now + 1 - ends[id(group)]) * step_size(group))
+                rest_of_cycle = (now + 1 - ends[id(group)]) * step_size(group)
+                torch._foreach_add_(local_all(params), local_all(finish()), alpha=rest_of_cycle)
         for each in gathered:
             each.give_back()
 
@@ -247,22 +240,6 @@ class Multirate(Optimizer):
             course.advance(step_size(group))
         if group["gradient"] != "sync":
             gather(group, self.state)
-
-    def _create_state(self) -> None:
-        """Give parameters with a gradient and no state the state of their first step, which must not count."""
-        for base, step in self._bases:
-            fresh = [
-                [p for p in g["params"] if p.grad is not None and not self.state.get(p)] for g in base.param_groups
-            ]
-            groups = [{**group, "params": new} for group, new in zip(base.param_groups, fresh, strict=True)]
-            call(base, step, groups)
-            for group, params in zip(base.param_groups, fresh, strict=True):
-                for own in (self.state[p] for p in params if p in self.state):
-                    if "step" in own:
-                        own["step"] = own["step"] * 0
-                if self._drift and group["period"] > 1 and not has_buffer(base, group):
-                    for p in params:
-                        self.state[p][DIRECTION] = torch.zeros_like(p)
 
     def _warn(self, problem: str) -> None:
         if not problem:
@@ -291,16 +268,13 @@ class Multirate(Optimizer):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
     def __repr__(self) -> str:
-        steps = self.param_groups[0]["clock"]
-        lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done"]
+        lines = [f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"]
         for index, (base, groups) in enumerate(self._parts()):
             first, params = groups[0], [p for group in groups for p in group["params"]]
             lrs = ", ".join(dict.fromkeys(f"{step_size(group):g}" for group in groups))
-            past, whole = steps - max(first["last_sync"], 0), first["next_sync"] - first["last_sync"]
             lines.append(
                 f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
-                f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, "
-                f"{'due' if first['next_sync'] == steps else f'{past} of {whole}'}"
+                f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, {position(first)}"
             )
         return "\n".join([*lines, ")"])
 
@@ -349,9 +323,8 @@ class Multirate(Optimizer):
             self._begin(bases, flags)
             return
         for mine, new in zip(self.param_groups, state["param_groups"], strict=True):
-            fresh = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
-            kept = {key: mine[key] for key in ("period", "initial_period", "gradient")}
-            new |= {key: new.get(key, value) for key, value in (fresh | kept).items()}
+            known = AT_START | {key: mine[key] for key in ("period", "initial_period", "gradient")}
+            new |= {key: value for key, value in known.items() if key not in new}
         super().__setstate__(state)
         remaining = iter(self.param_groups)
         for base, _ in self._bases:
@@ -372,8 +345,3 @@ class Multirate(Optimizer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _is_zero(lr: float | Tensor) -> bool:
-    """Whether a learning rate is zero; one on another device is not waited for, torch puts a zero on the CPU."""
-    return (lr.device.type == "cpu" and not lr.any()) if isinstance(lr, Tensor) else lr == 0

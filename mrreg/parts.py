@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mrreg.checks import whole
+from mrreg.clock import AT_START
 from mrreg.drift import DIRECTION, Group, has_buffer
 from mrreg.errors import bad
+from mrreg.parallel import check_engine
 
 GRADIENTS = ("sync", "mean", "sum")
 
@@ -43,6 +45,7 @@ def _check_base(where: str, argument: str, base: object) -> None:
     """Refuse what cannot be a base."""
     if not isinstance(base, Optimizer):
         raise bad(TypeError, where, argument, "a pair of a torch.optim.Optimizer and a period", type(base).__name__)
+    check_engine(where, argument, base)
     rule, name = "an element-wise optimizer", type(base).__name__
     for refused, reason in REFUSED.items():
         if isinstance(base, getattr(torch.optim, refused, ())):
@@ -160,7 +163,6 @@ def planned(where: str, pairs: list[tuple[Optimizer, int | None]], words: list[s
                 raise bad(ValueError, where, f"parts[{i}] period", f"{own}, as its groups say", period, remedy)
             k = period if own is None else own
             k = whole(where, f"parts[{i}] period", 1 if k is None and "period" not in group else k)
-            clock = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
-            plans.append((group, {"period": k, "initial_period": k, "gradient": word, **clock}))
+            plans.append((group, {"period": k, "initial_period": k, "gradient": word, **AT_START}))
     check_periods(where, [plan for _, plan in plans])
     return plans
