@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -47,7 +47,7 @@ def list_() -> None:
 
 @app.command("all")
 def all_(
-    preset: Preset = "cpu",
+    preset: Annotated[Literal["smoke", "cpu", "gpu", "paper"], typer.Option(help="Which configurations.")] = "cpu",
     budget: Annotated[float | None, typer.Option(min=0, help="Seconds for everything; no limit by default.")] = None,
     device: Device = "cpu",
     data_dir: DataDir = None,

@@ -1,5 +1,6 @@
 """What every benchmark shares: a list of runs, executed one by one, each kept in the record as soon as it is done."""
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ def run(
     """
     config = benchmark.config(preset, seeds)
     where = usable_device(device)
-    path = records.path_of(out, benchmark.name, preset)
+    path = records.path_of(usable_folder(out), benchmark.name, preset)
     record = records.new(benchmark.name, preset, config, where)
     todo = list(benchmark.runs(config))
     record.total = len(todo)
@@ -147,6 +148,17 @@ def usable_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device must be at hand, got {name!r}: torch sees no CUDA device here.")
     return device
+
+
+def usable_folder(out: Path) -> Path:
+    """The folder, made if need be; that it cannot be written is said before hours of work, not after."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out must be a folder that can be made, got {str(out)!r}: {error.strerror}.") from error
+    if not os.access(out, os.W_OK):
+        raise UserError(f"out must be a folder that can be written, got {str(out)!r}.")
+    return out
 
 
 def _execute(benchmark: Benchmark[C], config: C, each: Run, context: Context) -> None:

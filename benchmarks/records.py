@@ -137,7 +137,13 @@ def load(path: Path) -> Record:
 
 
 def load_all(folder: Path) -> list[Record]:
-    """Every record in a folder, by file name."""
+    """Every record in a folder, by file name.
+
+    Raises:
+        UserError: If there is no such folder, or a file in it is no record.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: records must be a folder. Run a benchmark first: python -m benchmarks list")
     return [load(path) for path in sorted(folder.glob("*.json"))]
 
 

@@ -28,22 +28,27 @@ def run_all(
     harness.usable_device(device)
     end = math.inf if budget is None else time.monotonic() + budget
     failures: dict[str, str] = {}
-    waiting = dict(entries)
-    while waiting and time.monotonic() < end:
-        turn, waiting = waiting, {}
+    waiting, progress = dict(entries), True
+    while waiting and progress and time.monotonic() < end:
+        turn, waiting, progress = waiting, {}, False
         for name, entry in turn.items():
             rest = sum(other.share for other in list(turn.values())[list(turn).index(name) :])
             now = time.monotonic()
             deadline = None if end == math.inf else now + (end - now) * entry.share / rest
             try:
+                benchmark = entry.load()
+                if preset not in benchmark.presets:
+                    print(f"{name}: has no preset {preset}, left out")
+                    continue
                 outcome = harness.run(
-                    entry.load(), preset, out, seeds=seeds, device=device, data_dir=data_dir, deadline=deadline
+                    benchmark, preset, out, seeds=seeds, device=device, data_dir=data_dir, deadline=deadline
                 )
             except Exception as error:
                 if not isinstance(error, UserError):
                     traceback.print_exc()
                 failures[name] = f"{type(error).__name__}: {error}"
                 continue
-            if outcome.added and outcome.finished < outcome.total:
+            progress |= outcome.added > 0
+            if outcome.finished < outcome.total:
                 waiting[name] = entry
     return failures

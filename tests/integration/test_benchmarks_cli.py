@@ -82,6 +82,7 @@ def test_list_names_every_benchmark_and_its_presets(command: Command) -> None:
         (["spiral", "--seeds", "0"], 2, "--seeds"),
         (["speed", "nothing"], 2, "nothing"),
         (["all", "--preset", "smoke", "--budget", "-1"], 2, "--budget"),
+        (["all", "--preset", "huge"], 2, "'huge'"),
     ],
 )
 def test_wrong_calls_are_one_clear_message(

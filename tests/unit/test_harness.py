@@ -195,6 +195,19 @@ def test_an_unknown_preset_or_device_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    execute, seen = counting()
+    with pytest.raises(UserError, match="out must be a folder that can be made"):
+        harness.run(toy(execute), "smoke", tmp_path / "file" / "folder")
+    assert seen == []
+
+
+def test_records_of_no_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: records must be a folder"):
+        records.load_all(tmp_path / "nowhere")
+
+
 class Clock:
     """A clock that moves only when told."""
 
@@ -264,12 +277,28 @@ def test_what_one_does_not_use_goes_to_those_cut_short(tmp_path: Path, monkeypat
     assert clock.now <= 50
 
 
+def test_a_long_run_begins_when_the_others_leave_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    harness.run(named("long", clock.taking(30)), "smoke", tmp_path, deadline=1)  # one run: how long is known now
+    entries = {"long": entry(named("long", clock.taking(30))), "quick": entry(named("quick", clock.taking(1)))}
+    suite.run_all(entries, "smoke", tmp_path, budget=40)
+    assert finished(tmp_path) == {"long": 2, "quick": 4}
+
+
 def test_a_failure_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
     broken, _ = counting(fail_at=1)
     entries = {"broken": entry(named("broken", broken)), "gone": entry(None), "fine": entry(named("fine", accuracy))}
     failures = suite.run_all(entries, "smoke", tmp_path)
     assert failures == {"broken": "ZeroDivisionError: broke down", "gone": "ImportError: no such module"}
     assert finished(tmp_path) == {"broken": 1, "fine": 4}
+
+
+def test_a_benchmark_without_the_preset_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(named("other", accuracy), presets={"cpu": Toy()})
+    entries = {"other": entry(other), "fine": entry(named("fine", accuracy))}
+    assert suite.run_all(entries, "smoke", tmp_path) == {}
+    assert finished(tmp_path) == {"fine": 4}
+    assert "other: has no preset smoke, left out" in capsys.readouterr().out
 
 
 def test_data_are_found_where_the_caller_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
