@@ -1,18 +1,23 @@
 """The slow subset as a pure function of (seed, parameter index, cycle, flat index).
 
 A counter-based hash in torch's integer operations: the same on every device, rank and shard, without communication
-and without any global random state. Values are kept in 31 bits, so that a comparison is one subtraction and one shift.
+and without any global random state.
 """
 
+import functools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-RANGE = 1 << 31  # hash values lie in [0, RANGE)
-BLOCK = 1 << 30  # flat indices that share a key; their low bits fit in an int32
-CHUNK = 1 << 16  # entries hashed at once on a CPU: the operands stay in its cache
+HALF = 1 << 30  # hash values lie in [-HALF, HALF): differences of two fit in an int32
+BLOCK = 1 << 30  # flat indices that share a key
+CHUNK = 1 << 17  # entries hashed at once on a CPU: the operands stay in its cache
+CHUNK_ELSEWHERE = 1 << 22
+STEP = 0x5BD1E995  # neighbouring counters differ by this
 WORD = (1 << 64) - 1
+
+Key = tuple[int, int, int]  # seed, index of the parameter, cycle
 
 
 def _mix(*words: int) -> int:
@@ -31,16 +36,21 @@ def _signed(word: int) -> int:
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
-def _scramble(counter: Tensor, key: int) -> None:
-    """Replace int32 counters by hash values in [0, RANGE), in place.
+@functools.cache
+def _counters(count: int, device: torch.device) -> Tensor:
+    """Multiples of STEP modulo 2**32."""
+    return torch.arange(count, dtype=torch.int32, device=device).mul_(STEP)
 
-    An arithmetic shift copies the sign bit, so each round clears the highest bit; the multiplication after it mixes
-    31 bits back into 32, and the last round leaves 31.
+
+def _scramble(counter: Tensor, key: int, spare: Tensor) -> None:
+    """Replace int32 counters by hash values in [-HALF, HALF), in place.
+
+    An arithmetic shift copies the sign bit, so that the first two lines clear the highest bit; the multiplication
+    mixes the other 31 into all.
     """
-    counter.mul_(0x5BD1E995).add_(_signed(key))
-    counter.bitwise_xor_(counter >> 15).mul_(0x21F0AAAD).add_(_signed(key >> 32))
-    counter.bitwise_xor_(counter >> 13).mul_(0x735A2D97)
-    counter.bitwise_xor_(counter >> 16)
+    counter.bitwise_xor_(torch.bitwise_right_shift(counter, 15, out=spare)).mul_(0x21F0AAAD).add_(_signed(key))
+    counter.bitwise_xor_(torch.bitwise_right_shift(counter, 13, out=spare)).mul_(0x735A2D97)
+    counter.bitwise_right_shift_(1)
 
 
 def _pieces(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -51,25 +61,29 @@ def _pieces(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
         start, count = start + piece, count - piece
 
 
-def fill_hashes(values: Tensor, key: tuple[int, int, int], start: int = 0) -> Tensor:
-    """Fill with hash values in [0, 2**31) of the flat indices start, start + 1, ... for a key (seed, index, cycle)."""
-    for first, piece in _pieces(start, len(values), CHUNK if values.device.type == "cpu" else BLOCK):
+def fill_hashes(values: Tensor, key: Key, start: int = 0) -> Tensor:
+    """Fill with hash values of the flat indices start, start + 1, ... for a key."""
+    size = CHUNK if values.device.type == "cpu" else CHUNK_ELSEWHERE
+    spare = torch.empty_like(values[:size])
+    for first, piece in _pieces(start, len(values), size):
         block, low = divmod(first, BLOCK)
+        mixed, inside = _mix(*key, block), low % size
         counter = values[first - start : first - start + piece]
-        torch.arange(low, low + piece, out=counter)
-        _scramble(counter, _mix(*key, block))
+        offset = _signed((low - inside) * STEP + mixed)
+        torch.add(_counters(size, values.device)[inside : inside + piece], offset, out=counter)
+        _scramble(counter, mixed >> 32, spare[:piece])
     return values
 
 
-def fill_bits(values: Tensor, key: tuple[int, int, int], p: float, start: int = 0) -> Tensor:
+def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
     """Fill an int32 vector with bits of entries drawn one by one: 0 where slow (probability p), -1 where fast.
 
     `start` is the flat index of the first one, for a shard of a parameter.
     """
-    return fill_hashes(values, key, start).neg_().add_(round(p * RANGE) - 1).bitwise_right_shift_(31)
+    return fill_hashes(values, key, start).sub_(round((1 - 2 * p) * HALF)).bitwise_right_shift_(31)
 
 
-def draw_units(key: tuple[int, int, int], p: float, units: int, device: torch.device) -> Tensor:
+def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
     """Bits of whole units: 0 for the round(p * units) with the smallest hash values, -1 for the others."""
     bits = torch.full((units,), -1, dtype=torch.int32, device=device)
     hashes = fill_hashes(torch.empty_like(bits), key)
