@@ -56,6 +56,11 @@ class Block:
     plots: Sequence[tuple[str, str]]
 
     @property
+    def word(self) -> str:
+        """The verdict without its reasons, for a summary."""
+        return self.verdict.partition(":")[0]
+
+    @property
     def compared(self) -> bool:
         """Whether the paper has a number for any row."""
         return any(line.paper for line in self.lines)

@@ -297,6 +297,16 @@ def test_the_readme_shows_the_largest_record_of_each_section(tmp_path: Path) -> 
     ]
 
 
+def test_a_summary_is_short(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    section = replace(PLAIN, rows=ROWS * 4)
+    report.fill_readme(readme, report.chapters([(record(), (section,))], ITEMS))
+    (line,) = [line for line in readme.read_text().splitlines() if line.startswith("| Table A5")]
+    assert line.count("<br>") == 6
+    assert line.endswith("<br>and 2 more | not reproduced |")
+
+
 def test_a_record_that_no_section_shows_is_listed(tmp_path: Path) -> None:
     elsewhere = replace(PLAIN, presets=frozenset({"gpu"}))
     for path in write([(record("cpu"), (elsewhere,))], tmp_path):
