@@ -218,13 +218,10 @@ def _medians(cases: tuple[Case, ...], record: Record) -> list[str]:
 
 def _section(title: str, cases: tuple[Case, ...], preset: str, note: str) -> Section:
     ways = {"masked": "masks", "dropout": "nn.Dropout"}
-    claims = [
-        claim
+    claims = [Claim(f"{case.name}: at most {case.target}", _margin(case)) for case in cases if case.target] + [
+        Claim(f"{case.name}: masks cost less than nn.Dropout", _below_dropout(case))
         for case in cases
-        for claim in (
-            *([Claim(f"{case.name}: at most {case.target}", _margin(case))] if case.target else []),
-            Claim(f"{case.name}: masks cost less than nn.Dropout", _below_dropout(case)),
-        )
+        if case.target and case.optimizer == "SGD"
     ]
     return Section(
         "",
