@@ -52,6 +52,8 @@ def _check_base(where: str, argument: str, base: object) -> None:
             raise bad(ValueError, where, argument, rule, name, f"{reason}.")
     if hasattr(base, "due"):
         raise bad(ValueError, where, argument, rule, name, "Give all parts to one Multirate instead of nesting them.")
+    if any(isinstance(value, Optimizer) for value in vars(base).values()):
+        raise bad(ValueError, where, argument, rule, name, "It wraps another optimizer: give that one.")
     parameters = list(inspect.signature(type(base).step).parameters.values())[1:]
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if required:

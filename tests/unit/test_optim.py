@@ -1,5 +1,6 @@
 """The engine: what it refuses, what it says of itself, what is a step, and how parts move."""
 
+import copy
 import gc
 import warnings
 from typing import Any
@@ -368,3 +369,38 @@ def test_training_warns_of_nothing() -> None:
         for make in (sgd, adamw, hybrid):
             net = network()
             train(net, make(net), range(9))
+
+
+def test_capture_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    optimizer = sgd(net)
+    torch.autograd.backward(loss(net, 0))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="CUDA graph"):
+        optimizer.step()
+    assert clock(optimizer) == 0
+
+
+def test_warnings_point_at_the_call_of_step() -> None:
+    fast, slow = one(2), one(2)
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=0.1, k=2, fast=fast)
+    slow.grad = fast.grad = torch.ones(2)
+    optimizer.step()
+    fast.grad = None
+    with pytest.warns(mrreg.NoEffectWarning, match="got a gradient at this step") as caught:
+        optimizer.step()
+    assert caught[0].filename == __file__
+
+
+def test_a_checkpoint_of_torch_fits_where_all_is_fast() -> None:
+    net, twin = network(), network()
+    optimizer = mrreg.MultirateSGD(net.parameters(), lr=0.1, momentum=0.9)
+    plain_one = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    train(twin, plain_one, range(3))
+    net.load_state_dict(twin.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(plain_one.state_dict()))
+    train(net, optimizer, range(3, 6))
+    train(twin, plain_one, range(3, 6))
+    assert same(net, twin)
+    plain_one.load_state_dict(copy.deepcopy(optimizer.state_dict()))
