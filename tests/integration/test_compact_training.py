@@ -45,17 +45,18 @@ def snapshot(mask: mrreg.MultirateMask, optimizer: torch.optim.Optimizer) -> Sna
 def train(
     case: tuple[Callable[[], nn.Module], tuple[int, ...], Structure, dict[str, Any]],
     make_optimizer: Callable[..., torch.optim.Optimizer],
+    device: str = "cpu",
 ) -> list[Snapshot]:
     """Snapshots after each of seven steps of cycles of three; held entries must not change by a bit."""
     build, shape, structure, options = case
     torch.manual_seed(0)
-    mask = mrreg.MultirateMask(build().double(), p=0.5, k=3, structure=structure, **options)
+    mask = mrreg.MultirateMask(build().double(), p=0.5, k=3, structure=structure, **options).to(device)
     optimizer = make_optimizer(mask.parameters())
     mrreg.attach(optimizer, mask)
     seen = [snapshot(mask, optimizer)]
     for step in range(7):
         held = {name: bits == 0 for name, bits in mask._bits.items()} if step % 3 < 2 else {}
-        mask(torch.randn(shape, dtype=torch.float64)).square().sum().backward()
+        mask(torch.randn(shape, dtype=torch.float64).to(device)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         seen.append(snapshot(mask, optimizer))
@@ -88,6 +89,20 @@ def test_both_paths_train_alike(
     assert len(calls) == (0 if bias_only else 5)
     monkeypatch.setattr(compact, "unnoticed", lambda module: False)
     torch.testing.assert_close(ours, train(case, make_optimizer), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", [c[1:] for c in BUILD], ids=[c[0] for c in BUILD])
+def test_both_devices_train_alike(
+    case: tuple[Callable[[], nn.Module], tuple[int, ...], Structure, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compact, "PAYS_CPU", 0)
+    monkeypatch.setattr(compact, "PAYS_ELSEWHERE", 0)
+    theirs = train(case, OPTIMIZERS["momentum"])
+    ours = train(case, OPTIMIZERS["momentum"], "cuda")
+    on_cpu = [{name: value.cpu() for name, value in seen.items()} for seen in ours]
+    torch.testing.assert_close(on_cpu, theirs, rtol=1e-8, atol=1e-8)
 
 
 def test_hooks_inside_see_the_full_width(monkeypatch: pytest.MonkeyPatch) -> None:
