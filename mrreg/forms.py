@@ -94,17 +94,14 @@ class MultirateSGD(Multirate):
         gradient: str = "sync",
     ) -> None:
         where = "MultirateSGD"
-        _check_numbers(where, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        number(where, "dampening", dampening, "finite", isfinite)
+        numbers = _numbers(where, lr=lr, momentum=momentum, weight_decay=weight_decay)
         _check_flags(where, nesterov=nesterov, maximize=maximize)
-        groups = _groups(where, params, lr, k, fast, slow_lr)
+        groups = _groups(where, params, numbers["lr"], k, fast, slow_lr)
         base = torch.optim.SGD(
             groups,
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
+            **numbers,
+            dampening=number(where, "dampening", dampening, "finite", isfinite),
             nesterov=nesterov,
-            weight_decay=weight_decay,
             maximize=maximize,
             foreach=foreach,
             fused=fused,
@@ -187,19 +184,15 @@ class MultirateAdamW(Multirate):
         gradient: str = "sync",
     ) -> None:
         where = "MultirateAdamW"
-        _check_numbers(where, lr=lr, eps=eps, weight_decay=weight_decay)
+        numbers = _numbers(where, lr=lr, eps=eps, weight_decay=weight_decay)
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise bad(TypeError, where, "betas", "a pair of numbers", betas)
-        for i, beta in enumerate(betas):
-            number(where, f"betas[{i}]", _plain(beta), "in [0, 1)", lambda x: 0 <= x < 1)
         _check_flags(where, amsgrad=amsgrad, maximize=maximize, capturable=capturable)
-        groups = _groups(where, params, lr, k, fast, slow_lr)
+        groups = _groups(where, params, numbers["lr"], k, fast, slow_lr)
         base = torch.optim.AdamW(
             groups,
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
+            **numbers,
+            betas=(_number(where, "betas[0]", betas[0], below=1), _number(where, "betas[1]", betas[1], below=1)),
             amsgrad=amsgrad,
             maximize=maximize,
             foreach=foreach,
@@ -214,7 +207,7 @@ def _groups(
 ) -> list[Group]:
     """The groups with a period each: those of `fast` have 1, those marked slow have k."""
     k = whole(where, "k", k)
-    _check_slow_lr(where, slow_lr)
+    slow_lr = _rate(where, slow_lr)
     if isinstance(params, Tensor | Mapping | str) or not isinstance(params, Iterable):
         raise bad(TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__)
     items: list[Any] = list(params)
@@ -235,29 +228,31 @@ def _groups(
     return groups
 
 
-def _check_slow_lr(where: str, slow_lr: object) -> None:
-    if isinstance(slow_lr, str):
-        if slow_lr not in SLOW_LR:
-            raise bad(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
-    else:
-        _check_numbers(where, slow_lr=slow_lr)
+def _rate(where: str, slow_lr: object) -> Any:
+    """A word, or a number."""
+    if not isinstance(slow_lr, str):
+        return _number(where, "slow_lr", slow_lr)
+    if slow_lr not in SLOW_LR:
+        raise bad(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
+    return slow_lr
 
 
-def _check_numbers(where: str, **values: object) -> None:
-    """Torch compares with 0 only, which NaN, infinity and True pass."""
-    for name, value in values.items():
-        number(where, name, _plain(value), "finite and at least 0", lambda x: 0 <= x < inf)
+def _numbers(where: str, **values: object) -> dict[str, Any]:
+    return {name: _number(where, name, value) for name, value in values.items()}
+
+
+def _number(where: str, name: str, value: object, below: float = inf) -> Any:
+    """A tensor with a number, or a float; torch's own checks let NaN, infinity, True and NumPy's numbers pass."""
+    plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    rule = "finite and at least 0" if below == inf else f"in [0, {below})"
+    checked = number(where, name, plain, rule, lambda x: 0 <= x < below)
+    return value if isinstance(value, Tensor) else checked
 
 
 def _check_flags(where: str, **values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise bad(TypeError, where, name, "True or False", value)
-
-
-def _plain(value: object) -> object:
-    """The number in a tensor with one; a larger one stays, and is then no number."""
-    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:

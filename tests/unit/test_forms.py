@@ -194,3 +194,16 @@ def test_positional_arguments_are_those_of_the_issue() -> None:
     train(a, first, range(5))
     train(b, second, range(5))
     assert same(a, b)
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_numpy_numbers_become_pythons(form: Any) -> None:
+    """A checkpoint with NumPy's own could not be loaded with weights_only=True."""
+    net = network()
+    number = np.float32(0.25)
+    for slow_lr in ("per_gradient", number):
+        optimizer = form(
+            net.parameters(), lr=number, k=np.int32(4), fast=net.head, slow_lr=slow_lr, weight_decay=number
+        )
+        kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
+        assert kinds <= {int, float, bool, str, list, tuple, type(None)}
