@@ -1,13 +1,13 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
-import sys
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -35,18 +35,18 @@ class Driver:
         self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
         self.optimizer = weakref.ref(optimizer, self._orphaned)
         self.pending: list[tuple[Tensor, Keeper, Tensor, bool]] = []  # what the step in progress must not change
-        self.step: FrameType | None = None  # the call of `step` in progress
+        self.open = False  # whether a step has begun and not ended
         self.keepers: defaultdict[int, Keeper] = defaultdict(Keeper)
         self.handles: list[RemovableHandle] = []
 
     def start(self, optimizer: Optimizer) -> None:
         """Register the hooks and enter the phase that the groups say."""
-        post = optimizer.register_step_post_hook(self._after)
+        post = optimizer.register_step_post_hook(self._after_step)
         hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
         hooks.move_to_end(post.id, last=False)  # before those that read weights, such as an average of them
         self.handles = [
             post,
-            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_load_state_dict_post_hook(self.turn),
         ]
         self.turn(optimizer)
@@ -81,16 +81,20 @@ class Driver:
         for mask, first in self.masks:
             mask._turn(clock, seed, first)
 
+    def _before_step(self, *call: Any) -> None:
+        _eagerly(self._before)(*call)
+
+    def _after_step(self, *call: Any) -> None:
+        _eagerly(self._after)(*call)
+
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a step: remember what it must not change."""
-        if self.step is not None and _runs(self.step):
-            return  # a step inside another: a subclass that calls super().step()
-        self.step = sys._getframe(1)
+        self.open = True
         closure = any(map(callable, chain(args[1:], kwargs.values())))  # gradients come during the step
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self.pending.clear()
         for mask, _ in self.masks:
-            for target in mask.targets if mask.p else ():
+            for target in mask.targets if mask._bits else ():
                 p = mask.module.get_parameter(target.name)
                 if id(p) in group_of and (closure or p.grad is not None):
                     self._keep(optimizer, mask, target.name, p, group_of[id(p)], closure)
@@ -113,9 +117,9 @@ class Driver:
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""
-        if self.step is not sys._getframe(1):
-            return
-        self.step = None
+        if not self.open:
+            return  # a subclass that calls super().step(): the step inside it was this one
+        self.open = False
         while self.pending:
             p, keeper, bits, decayed = self.pending.pop()
             keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
@@ -125,12 +129,9 @@ class Driver:
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
 
 
-def _runs(call: FrameType) -> bool:
-    """Whether a call is in progress: one that an exception ended is not."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not call:
-        frame = frame.f_back
-    return frame is not None
+def _eagerly(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, kept out of the graph of a compiled step."""
+    return torch.compiler.disable(hook) if torch.compiler.is_compiling() else hook
 
 
 def _is_step(optimizer: Optimizer) -> bool:

@@ -158,6 +158,8 @@ class MultirateMask(nn.Module):
         masking = self.p > 0 and phase < self.k - 1
         if masking or (self.p > 0 and self.boost != 1):
             self._draw(seed, first, cycle)
+        else:
+            self._drawn, self._bits, self._kept = None, {}, {}
         self._on, self._driven = masking, True
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:

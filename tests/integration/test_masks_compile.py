@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from mask_cases import batch, masks, mlp, same_bits, train
+from mask_cases import batch, loss_of, masks, mlp, same_bits, train
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -59,3 +59,24 @@ def test_a_transformer_layer_compiles() -> None:
     eager = model(x)
     compiled = torch.compile(model, backend="aot_eager")
     assert torch.allclose(compiled(x), eager, atol=1e-6)
+
+
+def test_a_compiled_optimizer_step() -> None:
+    model, eager = mlp(), mlp()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager))
+    mrreg.attach(ours, model)
+    mrreg.attach(theirs, eager)
+    step = torch.compile(ours.step, backend="aot_eager")
+    for t in range(7):
+        ours.zero_grad()
+        loss_of(model(batch(t))).backward()
+        step()
+        train(eager, theirs, range(t, t + 1))
+    assert ours.param_groups[0]["mask_clock"] == 7
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), eager.parameters(), strict=True))
+
+
+def test_export() -> None:
+    model = mlp().eval()
+    exported = torch.export.export(model, (batch(0),)).module()
+    assert torch.allclose(exported(batch(1)), model(batch(1)))

@@ -347,3 +347,47 @@ def test_composes_with_the_multirate_optimizer() -> None:
     optimizer = mrreg.MultirateSGD(slow.parameters(), lr=0.1, k=5, fast=slow[1].parameters())
     with pytest.raises(ValueError, match="part of period 1, got 5"):
         mrreg.attach(optimizer, slow)
+
+
+@pytest.mark.parametrize(("name", "value"), [("p", 0.0), ("p", 0.9), ("k", 2), ("k", 1)])
+def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
+    """A change of p counts from the next step's masks on; what is masked is held in any case."""
+    model = mlp(k=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, model)
+    for t in range(12):
+        if t == 5:
+            for mask in masks(model):
+                setattr(mask, name, value)
+        held = held_bits(model, optimizer) if masks(model)[0]._on else []
+        train_step(model, optimizer, batch(t))
+        assert all(torch.equal(read(), bits) for read, bits in held)
+    assert masks(model)[0]._on == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
+
+
+class Wide(torch.optim.Optimizer):
+    """Momentum in float64 for parameters of any type, assigned anew on every step."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                old = self.state[p].get("buffer", torch.ones_like(p, dtype=torch.float64))
+                self.state[p]["buffer"] = old * 0.9 + p.grad.double()
+                p.sub_(self.state[p]["buffer"].to(p.dtype), alpha=group["lr"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_state_of_another_precision_is_held(dtype: torch.dtype) -> None:
+    model = mlp(dtype=dtype)
+    optimizer = Wide(model.parameters())
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 1)
+    for t in range(1, 9):
+        held = held_bits(model, optimizer)
+        train(model, optimizer, range(t, t + 1))
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
