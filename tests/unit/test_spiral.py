@@ -205,6 +205,7 @@ def test_sections_find_their_numbers(smoke: Record) -> None:
         for part in parts:
             assert len(part.values(smoke)) == 2, part
         assert len(report_plots.plots(section, smoke)) == len(section.plots)
+        assert all("2 pairs" in fact for fact in section.facts(smoke))
 
 
 def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
