@@ -16,6 +16,8 @@ from mrreg.checks import whole
 from mrreg.errors import bad, some, wrong_moment
 from mrreg.hold import Group, Keeper, cannot_move
 from mrreg.mask import MultirateMask
+from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
+from mrreg.shards import any_nonzero, is_sharded
 
 WHERE = "attach"
 CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"  # in every group of an attached optimizer
@@ -96,6 +98,9 @@ class Driver:
         for mask, _ in self.masks:
             for target in mask.targets if mask._bits else ():
                 p = mask.module.get_parameter(target.name)
+                if is_sharded(p) and id(p) not in group_of and p.requires_grad:
+                    remedy = "Shard the model, then build the optimizer, then attach."
+                    raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if id(p) in group_of and (closure or p.grad is not None):
                     self._keep(optimizer, mask, target.name, p, group_of[id(p)], closure)
 
@@ -145,7 +150,7 @@ def _is_step(optimizer: Optimizer) -> bool:
         return False
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):
-        return any(grad.is_sparse or bool(grad.any()) for grad in grads)
+        return any(map(any_nonzero, grads))
     return bool(grads)
 
 
@@ -210,6 +215,7 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     if not isinstance(model, nn.Module):
         raise bad(TypeError, WHERE, "model", "an nn.Module", model)
     seed = whole(WHERE, "seed", seed, least=0)
+    check_model(WHERE, model, switches=False)
     drivers = [Driver(o, seed) for o in optimizers]
     first = 0
     for name, mask in _masks(model):
@@ -234,12 +240,14 @@ def _several(optimizer: Any) -> list[Any]:
 
 def _real(optimizer: Any) -> Optimizer:
     """The torch optimizer in what the user holds, if it can be driven."""
+    check_engine(WHERE, "optimizer", optimizer)
     while not hasattr(optimizer, "_optimizer_step_post_hooks"):
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer):
             rule = "a torch.optim.Optimizer with step hooks, or wrap one as `.optimizer`"
             raise bad(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
         optimizer = inner
+        check_engine(WHERE, "optimizer", optimizer)
     for kind in type(optimizer).__mro__:
         if kind.__name__ in REFUSED:
             rule = "an optimizer whose update is element-wise"
@@ -259,11 +267,20 @@ def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
         rule, remedy = "a module that contains a MultirateMask", "Wrap a layer first."
         raise bad(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
     for name, mask in found:
+        _refuse_sharding_inside(name, mask)
         if mask._driven:
             raise wrong_moment(
                 WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
             )
     return iter(found)
+
+
+def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
+    """What is sharded inside a wrapper is still cut when the wrapper masks it."""
+    for inner, module in mask.module.named_modules():
+        if is_fully_sharded(module):
+            path = ".".join(filter(None, (name, "module", inner)))
+            raise wrong_moment(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
 def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: MultirateMask) -> int | None:

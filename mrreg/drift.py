@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mrreg.langevin import LangevinSGD
+from mrreg.shards import is_sharded, local_all
 
 DIRECTION = "direction"  # one buffer per slow parameter, where the momentum buffer is not the direction
 BUFFER = "momentum_buffer"
@@ -49,15 +50,17 @@ def measure(base: torch.optim.Optimizer, group: Group, params: list[Tensor], sta
 def _force(group: Group, params: list[Tensor], buffers: list[Tensor], state: State) -> Finish:
     """SGD without a buffer to share: the same operations as torch's, so the same bits at any lr, 0 included."""
     grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in params if p.grad is not None]
-    torch._foreach_copy_(buffers, grads)
+    here = local_all(buffers)
+    torch._foreach_copy_(here, local_all(grads))
     if group["maximize"]:
-        torch._foreach_neg_(buffers)
+        torch._foreach_neg_(here)
     if group["weight_decay"] != 0:
-        torch._foreach_add_(buffers, params, alpha=group["weight_decay"])
+        torch._foreach_add_(here, local_all(params), alpha=group["weight_decay"])
 
     def finish() -> list[Tensor]:
         if group["nesterov"]:
-            torch._foreach_add_(buffers, [state[p][BUFFER] for p in params], alpha=group["momentum"])
+            momenta = local_all([state[p][BUFFER] for p in params])
+            torch._foreach_add_(here, momenta, alpha=group["momentum"])
         return buffers
 
     return finish
@@ -65,15 +68,16 @@ def _force(group: Group, params: list[Tensor], buffers: list[Tensor], state: Sta
 
 def _displacement(group: Group, params: list[Tensor], buffers: list[Tensor]) -> Finish:
     """Any other optimizer: what its step did, per unit of lr."""
-    torch._foreach_copy_(buffers, params)
+    here, moved = local_all(buffers), local_all(params)
+    torch._foreach_copy_(here, moved)
 
     def finish() -> list[Tensor]:
         lr = step_size(group)
         if lr == 0:
-            torch._foreach_zero_(buffers)
+            torch._foreach_zero_(here)
         else:
-            torch._foreach_sub_(buffers, params)
-            torch._foreach_div_(buffers, lr)
+            torch._foreach_sub_(here, moved)
+            torch._foreach_div_(here, lr)
         return buffers
 
     return finish
@@ -106,6 +110,7 @@ class Course:
         self._key = key
         self._params = params
         self._states = states
+        self._sharded = any(map(is_sharded, params))
 
     @classmethod
     def found(cls, base: torch.optim.Optimizer, group: Group, state: State) -> "Course":
@@ -123,5 +128,7 @@ class Course:
     def advance(self, lr: float) -> None:
         """Move along the directions."""
         if self._params:
-            key = self._key
-            torch._foreach_add_(self._params, [own[key] for own in self._states], alpha=-lr)
+            params, directions = self._params, [own[self._key] for own in self._states]
+            if self._sharded:
+                params, directions = local_all(params), local_all(directions)
+            torch._foreach_add_(params, directions, alpha=-lr)

@@ -41,6 +41,10 @@ class Flags:
         """What makes the flags of a copy."""
         return [[(p, flag.on) for p, flag in group] for group in self._groups]
 
+    def trainable(self, index: int) -> list[Tensor]:
+        """The parameters of one group whose flags are switched."""
+        return [p for p, _ in self._groups[index]]
+
     def set(self, index: int, on: bool) -> None:
         """Switch one group on or off."""
         if self._wanted[index] is not on:

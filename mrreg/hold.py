@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrreg.shards import local
 from mrreg.substitute import as_bits, bits_dtype
 from mrreg.workspace import Workspace
 
@@ -22,10 +23,10 @@ def cannot_move(optimizer: torch.optim.Optimizer, group: Group) -> bool:
 
 def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
     """The parameter and the state tensors with one entry for each of its own."""
-    yield "", parameter.detach()
+    yield "", local(parameter)
     for name, value in state.items():
         if isinstance(value, Tensor) and value.shape == parameter.shape and name != "step":
-            yield name, value
+            yield name, local(value)
 
 
 class Keeper:
@@ -51,14 +52,16 @@ class Keeper:
         """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
         self._boost = boost
         self._read(bits, drawn)
-        self._saved[""] = self._work[""].like(parameter).copy_(parameter.detach())
+        here = local(parameter)
+        self._saved[""] = self._work[""].like(here).copy_(here)
 
     def release(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
         """After the step: put the slow entries back, or scale what they moved."""
         if self._boost is not None:
-            moved = self._saved.pop("").sub_(parameter.detach())  # backwards
+            here = local(parameter)
+            moved = self._saved.pop("").sub_(here)  # backwards
             as_bits(moved).bitwise_and_(self._slow)
-            parameter.detach().sub_(moved, alpha=self._boost - 1)
+            here.sub_(moved, alpha=self._boost - 1)
             return
         for name, value in _shaped(parameter, state):
             if name in self._saved:

@@ -12,8 +12,10 @@ from torch.func import functional_call
 from mrreg import compact
 from mrreg.checkpointing import refuse_checkpointing
 from mrreg.checks import number, whole
-from mrreg.draw import draw_units, fill_bits
-from mrreg.errors import NoEffectWarning, bad
+from mrreg.draw import Key, draw_units
+from mrreg.errors import NoEffectWarning, bad, wrong_moment
+from mrreg.parallel import SHARD_OUTSIDE, is_fully_sharded
+from mrreg.shards import cut, draw_bits, is_sharded
 from mrreg.structure import STRUCTURES, Structure, Target, targets
 from mrreg.substitute import Substitute, bits_dtype, masked
 
@@ -130,11 +132,23 @@ class MultirateMask(nn.Module):
         if compact.chosen(self.module, self.structure, units, args):
             return compact.forward(self.module, self.structure, units, args, kwargs)
         weights = {
-            t.name: masked(compact.tensor(self.module, t.name), self._bits[t.name], self._scale(t), self._own[t.name])
+            t.name: masked(value, self._whole_bits(t.name, value), self._scale(t), self._own[t.name])
             for t in self.targets
+            for value in (compact.tensor(self.module, t.name),)
         }
         with refuse_checkpointing(self.module, weights.values()) as check:
             return check(functional_call(self.module, weights, args, kwargs))
+
+    def _whole_bits(self, name: str, value: Tensor) -> Tensor:
+        """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""
+        if is_sharded(value):
+            problem = "the parameters are still sharded in the forward"
+            raise wrong_moment(WHERE, problem, f"{SHARD_OUTSIDE} Call a module that it was applied to.")
+        source = self._whole.get(name)
+        if source is None:
+            return self._bits[name]
+        bits = source if isinstance(source, Tensor) else draw_bits(value, source, self.p)
+        return bits.to(value.device, bits_dtype(value))
 
     def _scale(self, target: Target) -> float:
         """What kept entries are multiplied by on masked steps."""
@@ -150,6 +164,7 @@ class MultirateMask(nn.Module):
         self._drawn: tuple[Any, ...] | None = None  # what `_bits` were drawn from
         self._bits: dict[str, Tensor] = {}
         self._kept: dict[str, tuple[int, Tensor]] = {}
+        self._whole: dict[str, Tensor | Key] = {}  # of sharded parameters: bits of units, or what to draw entries from
         self._own = {t.name: Substitute() for t in self.targets}
 
     def _turn(self, clock: int, seed: int, first: int) -> None:
@@ -167,21 +182,23 @@ class MultirateMask(nn.Module):
         if self._drawn == (seed, first, cycle, self.p):
             return
         units: dict[str, Tensor] = {}
-        self._bits = {}
-        self._kept = {}
+        self._bits, self._kept, self._whole = {}, {}, {}
         for index, target in enumerate(self.targets, first):
             weight = self.module.get_parameter(target.name).detach()
             key = (seed, index, cycle)
+            source: Tensor | Key = key
             if target.layout is None:
-                drawn = self._own[target.name].bits.get(weight.shape, torch.int32, weight.device)
-                fill_bits(drawn.view(-1), key, self.p)
+                drawn = draw_bits(weight, key, self.p, self._own[target.name].bits)
             else:
                 if target.group not in units:
                     units[target.group] = draw_units(key, self.p, target.layout.units, weight.device)
-                drawn = target.layout.spread(units[target.group], weight.shape)
+                source = target.layout.spread(units[target.group], weight.shape)
+                drawn = cut(source, weight)
                 if target.layout.repeats == target.layout.groups == 1:
                     self._kept[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
             self._bits[target.name] = drawn.to(bits_dtype(weight))
+            if is_sharded(weight):
+                self._whole[target.name] = source
         self._drawn = seed, first, cycle, self.p
 
     def _warn_undriven(self) -> None:
@@ -204,7 +221,15 @@ class MultirateMask(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""
         state = self.__dict__.copy()
-        state |= {"_on": False, "_driven": False, "_warned": False, "_drawn": None, "_bits": {}, "_kept": {}}
+        state |= {
+            "_on": False,
+            "_driven": False,
+            "_warned": False,
+            "_drawn": None,
+            "_bits": {},
+            "_kept": {},
+            "_whole": {},
+        }
         return state | {"_own": {t.name: Substitute() for t in self.targets}}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
@@ -246,6 +271,9 @@ def _check_module(module: object) -> None:
     if not isinstance(module, nn.Module):
         raise bad(TypeError, WHERE, "module", "an nn.Module", module)
     for name, inner in module.named_modules():
+        if is_fully_sharded(inner):
+            rule = "without fully_shard inside"
+            raise bad(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
         if isinstance(inner, MultirateMask):
             raise bad(ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest.")
 

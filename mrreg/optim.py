@@ -190,8 +190,9 @@ class Multirate(Optimizer):
         self._check_periods()
         ends = next_syncs(self.param_groups, due, now)
         if self._first:
-            self._parallel.check(self._slow(), not all(self.due))
+            self._parallel.look(self._slow())
             self._first = False
+        self._parallel.check(due)
         self._warn(self._watch.complaint(self.param_groups, due))
         for base, step in self._bases:
             mine = [group for group in base.param_groups if group["next_sync"] == now]
@@ -248,13 +249,13 @@ class Multirate(Optimizer):
             f"{type(self).__name__}: {problem}. Where layers run under activation checkpointing with "
             "use_reentrant=True, a frozen input cuts off all gradients: use use_reentrant=False."
         )
-        warnings.warn(message, NoEffectWarning, stacklevel=6)
+        warnings.warn(message, NoEffectWarning, stacklevel=7)
 
     def _slow(self) -> Iterator[Tensor]:
         """The parameters whose requires_grad is switched."""
-        for group in self.param_groups:
+        for index, group in enumerate(self.param_groups):
             if group["period"] > 1 and group["gradient"] == "sync":
-                yield from group["params"]
+                yield from self._flags.trainable(index)
 
     @property
     def due(self) -> tuple[bool, ...]:

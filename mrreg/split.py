@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mrreg.checks import whole
 from mrreg.errors import bad, some, unknown
+from mrreg.parallel import check_model
 
 Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
 Choice: TypeAlias = Selector | Iterable[Any]
@@ -122,6 +123,7 @@ def _read(where: str, model: object) -> tuple[list[Group], Names]:
     """Copies of the groups, each with a list of tensors as "params", and the names of every parameter."""
     names: Names = {}
     if isinstance(model, nn.Module):
+        check_model(where, model, switches=True)
         groups = [_group(where, {"params": model.named_parameters()})]
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names[parameter] = (*names.get(parameter, ()), name)

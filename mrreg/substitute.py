@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrreg.shards import local
 from mrreg.workspace import Workspace
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an entry in bytes
@@ -29,8 +30,10 @@ class Substitute:
 
     def clear(self, parameter: Tensor, bits: Tensor) -> None:
         """Zero the gradient of slow entries, unless nothing but the backward pass wrote there."""
-        grad = parameter.grad
-        if grad is not None and not (grad._version == self.clean and self.gradients.holds(grad)):
+        if parameter.grad is None:
+            return
+        grad = local(parameter.grad)
+        if not (grad._version == self.clean and self.gradients.holds(grad)):
             as_bits(grad).bitwise_and_(bits)
 
 

@@ -1,14 +1,12 @@
 """Looks out for what would silently go wrong around a `Multirate`: cut-off gradients, unfit data parallelism."""
 
-import gc
 import weakref
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrreg.drift import Group
-from mrreg.errors import wrong_moment
+from mrreg.parallel import DDP, check_averaged, check_wrapper, wrappers_of
 
 IDLE_CALLS = 3
 
@@ -67,32 +65,23 @@ class GradientWatch:
 class ParallelWatch:
     """Refuses DistributedDataParallel where it would wait for gradients that never come, or never average them."""
 
-    def __init__(self, where: str, params: Iterable[Tensor]) -> None:
+    def __init__(self, where: str, slow: Iterable[Tensor]) -> None:
         self._where = where
-        self._early = weakref.WeakSet(_checked(where, set(params)))
+        self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
+        self.look(slow)
 
-    def check(self, params: Iterable[Tensor], off: bool) -> None:
-        """Look again before the first step; a wrapper built while slow parts were off does not know them."""
-        late = [wrapper for wrapper in _checked(self._where, set(params)) if wrapper not in self._early]
-        if late and off:
-            problem = (
-                "DistributedDataParallel was built while slow parts had requires_grad=False and never averages them"
-            )
-            raise wrong_moment(
-                self._where, problem, "Wrap the model before the optimizer is built and its state loaded."
-            )
+    def look(self, slow: Iterable[Tensor]) -> None:
+        """Find the wrappers around slow parameters, before the first step again: torch tells nobody of them."""
+        slow = set(slow)
+        for wrapper in wrappers_of(self._where, slow):
+            check_wrapper(self._where, wrapper, switches=True)
+            self._wrappers.add(wrapper)
+        self._refuse(slow)
 
+    def check(self, due: list[Group]) -> None:
+        """Refuse gradients that a wrapper does not average, of parameters that somebody has unfrozen since."""
+        if self._wrappers:
+            self._refuse(p for group in due for p in group["params"] if p.grad is not None)
 
-def _checked(where: str, params: set[Tensor]) -> list[nn.Module]:
-    """The wrappers around some of the parameters; torch keeps no list of them, and the optimizer sees no module."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return []
-    kind = nn.parallel.DistributedDataParallel
-    wrappers = [each for each in gc.get_objects() if issubclass(type(each), kind)]
-    ours = [each for each in wrappers if not params.isdisjoint(each.parameters())]
-    for wrapper in ours:
-        if wrapper.static_graph or not wrapper.find_unused_parameters:
-            problem = "DistributedDataParallel waits for a gradient of every parameter, and slow ones mostly have none"
-            remedy = "Build it with find_unused_parameters=True and without static_graph, or use fully_shard."
-            raise wrong_moment(where, problem, remedy)
-    return ours
+    def _refuse(self, trained: Iterable[Tensor]) -> None:
+        check_averaged(self._where, self._wrappers, [(f"a tensor {tuple(p.shape)}", p) for p in trained])
