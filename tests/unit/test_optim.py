@@ -404,3 +404,31 @@ def test_a_checkpoint_of_torch_fits_where_all_is_fast() -> None:
     train(twin, plain_one, range(3, 6))
     assert same(net, twin)
     plain_one.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_a_step_without_a_gradient_counts_as_zero_among_the_gathered() -> None:
+    fast, slow = one(1), Parameter(torch.zeros(1))
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
+    for gradient in (None, 6.0, None, None, None, None, None):
+        fast.grad, slow.grad = torch.ones(1), None if gradient is None else torch.full((1,), gradient)
+        optimizer.step()
+    assert slow.item() == -3 * 6.0 / 3
+
+
+def test_an_older_optimizer_lets_go_of_the_flags() -> None:
+    net = network()
+    old = sgd(net, k=2)
+    new = sgd(net, k=3)
+    train(net, old, range(1))
+    assert all(p.requires_grad for p in net.parameters())
+    train(net, new, range(1))
+    old.close()
+    assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+
+
+def test_a_saved_state_with_two_clocks_is_refused() -> None:
+    optimizer = sgd(network())
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["clock"] = 3
+    with pytest.raises(ValueError, match="one clock"):
+        optimizer.load_state_dict(saved)
