@@ -143,7 +143,8 @@ class MultirateMask(nn.Module):
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""
         if is_sharded(value):
             problem = "the parameters are still sharded in the forward"
-            raise wrong_moment(WHERE, problem, f"{SHARD_OUTSIDE} Call a module that it was applied to.")
+            remedy = f"{SHARD_OUTSIDE} Call a module that it was applied to. Tensor parallel layers cannot be masked."
+            raise wrong_moment(WHERE, problem, remedy)
         source = self._whole.get(name)
         if source is None:
             return self._bits[name]

@@ -1,0 +1,21 @@
+"""DistributedDataParallel and fully_shard on two gloo ranks: every check of `distributed_cases.py` is a test."""
+
+from pathlib import Path
+
+import pytest
+import ranks
+from distributed_cases import CHECKS
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the two ranks have left what went wrong."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks.run("distributed_cases", folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+def test_on_two_ranks(finished: Path, name: str) -> None:
+    assert ranks.outcome(finished, name) == ""
