@@ -71,6 +71,7 @@ class Restorer:
         self._flags = flags
 
     def __call__(self) -> None:
+        """Do it."""
         for reference, flag in self._flags:
             p = reference()
             if p is not None and flag.owner is self._owner:

@@ -40,12 +40,10 @@ class PeriodScheduler:
         [1, 5]
 
     Note:
-        Save it beside the optimizer: `state_dict()` holds the count; like torch's `LambdaLR` it does not hold functions.
+        Save it beside the optimizer: `state_dict()` holds the count and, like torch's `LambdaLR`, no functions.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, period_lambda: Rule | Sequence[Rule | None], last_epoch: int = -1
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, period_lambda: Rule | Sequence[Rule | None], last_epoch: int = -1) -> None:
         where = "PeriodScheduler"
         groups = getattr(optimizer, "param_groups", [])
         if not groups or not all("initial_period" in group for group in groups):
