@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 WORLD = 2
 PATIENCE = 60  # seconds that a rank waits for the other
@@ -37,18 +37,23 @@ def _rank(rank: int, module: str, folder: str) -> None:
         Path(folder, f"{name}.{rank}").write_text(text)
         if text:
             break  # the ranks are out of step now
-    dist.destroy_process_group()
+    else:
+        dist.barrier()  # neither leaves while the other needs it
+    os._exit(0)  # torch 2.11 sometimes aborts where it takes wrappers apart whose backward pass was refused
 
 
 def run(module: str, folder: Path, seconds: float = 300) -> None:
     """Run the checks of a module on two ranks; results are read with `outcome`."""
     processes: Any = start_processes(_rank, (module, str(folder)), WORLD, join=False, start_method="spawn")  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + seconds
-    while not processes.join(timeout=5, grace_period=10):
-        if time.monotonic() > deadline:
-            for process in processes.processes:
-                process.kill()
-            break
+    try:
+        while not processes.join(timeout=5, grace_period=10):
+            if time.monotonic() > deadline:
+                for process in processes.processes:
+                    process.kill()
+                break
+    except ProcessExitedException as error:  # a crash: the files say how far it came
+        Path(folder, "crash").write_text(str(error))
 
 
 def outcome(folder: Path, name: str) -> str:
