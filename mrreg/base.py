@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mrreg.drift import DIRECTION, Group, State, has_buffer
@@ -25,12 +26,39 @@ def call(base: Optimizer, step: Step, groups: list[Group]) -> None:
     try:
         for before in base._optimizer_step_pre_hooks.values():
             before(base, (), {})
-        step(base)
+        if _is_plain(base, groups):
+            _descend(groups)
+        else:
+            step(base)
         for after in base._optimizer_step_post_hooks.values():
             after(base, (), {})
     finally:
         base.param_groups = whole
     base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
+
+
+def _is_plain(base: Optimizer, groups: list[Group]) -> bool:
+    """Whether groups of `SGD` ask for gradient descent and nothing else; torch's way to it is longer than that."""
+    if type(base) is not torch.optim.SGD:
+        return False
+    for group in groups:  # no generators: this runs at every step
+        if group["momentum"] or group["weight_decay"] or group["maximize"] or group["fused"]:
+            return False
+        if isinstance(group["lr"], Tensor):
+            return False
+        for p in group["params"]:
+            grad = p.grad
+            if grad is not None and not (type(grad) is Tensor and grad.layout is torch.strided):
+                return False
+    return True
+
+
+def _descend(groups: list[Group]) -> None:
+    """Gradient descent with the bits of torch's `SGD`."""
+    for group in groups:
+        params = [p for p in group["params"] if p.grad is not None]
+        if params:
+            torch._foreach_add_(params, [p.grad for p in params], alpha=-group["lr"])
 
 
 def create_state(base: Optimizer, step: Step, state: State, drift: bool) -> None:
