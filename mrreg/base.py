@@ -65,7 +65,8 @@ def create_state(base: Optimizer, step: Step, state: State, drift: bool) -> None
     """Give parameters with a gradient and no state the state of their first step, which must not count."""
     whole = base.param_groups
     fresh = [[p for p in group["params"] if p.grad is not None and not state.get(p)] for group in whole]
-    call(base, step, [{**group, "params": params} for group, params in zip(whole, fresh, strict=True)])
+    still = {"weight_decay": 0.0}  # else decay would be all that the new state holds
+    call(base, step, [{**group, **still, "params": params} for group, params in zip(whole, fresh, strict=True)])
     for group, params in zip(whole, fresh, strict=True):
         for own in (state[p] for p in params if p in state):
             if "step" in own:

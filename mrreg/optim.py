@@ -17,9 +17,12 @@ from mrreg.drift import Course, Finish, Group, has_buffer, keep, measure, rest, 
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags
 from mrreg.gather import Gathered, gather
-from mrreg.parts import check_gradients, check_parts, check_periods, check_saved, planned
+from mrreg.parts import check_gradients, check_parts, check_periods, planned
+from mrreg.saved import check_saved
 from mrreg.shards import local_all
 from mrreg.watch import GradientWatch, ParallelWatch, have_gradient
+
+STATELESS = "stateless"  # in saved states only
 
 
 class Multirate(Optimizer):
@@ -107,7 +110,7 @@ class Multirate(Optimizer):
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
             raise bad(TypeError, where, "drift", "True or False", drift)
-        plans = planned(where, pairs, check_gradients(where, gradient, len(pairs)))
+        plans = planned(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
         for group, plan in plans:
@@ -291,6 +294,17 @@ class Multirate(Optimizer):
             raise wrong_moment(f"{type(self).__name__}.add_param_group", problem, remedy)
         super().add_param_group(param_group)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, with an entry for parameters without state beside others with one.
+
+        Without it, torch's `set_state_dict` refuses a fast part of plain SGD beside a slow part that drifts.
+        """
+        saved = super().state_dict()
+        for group in saved["param_groups"] if saved["state"] else ():
+            for index in group["params"]:
+                saved["state"].setdefault(index, {STATELESS: True})
+        return saved
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state, or refuse it and change nothing.
 
@@ -300,7 +314,7 @@ class Multirate(Optimizer):
         where = f"{type(self).__name__}.load_state_dict"
 
         def check(_: Optimizer, saved: dict[str, Any]) -> None:
-            check_saved(where, [base for base, _ in self._bases], self._drift, saved)
+            check_saved(where, self._bases, saved)
 
         handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
         try:
@@ -324,8 +338,10 @@ class Multirate(Optimizer):
             self._begin(bases, flags)
             return
         for mine, new in zip(self.param_groups, state["param_groups"], strict=True):
-            known = AT_START | {key: mine[key] for key in ("period", "initial_period", "gradient")}
+            known = AT_START | {key: mine[key] for key in ("period", "initial_period", "gradient", "drift")}
             new |= {key: value for key, value in known.items() if key not in new}
+        for p in [p for p, own in state["state"].items() if STATELESS in own]:
+            del state["state"][p]
         super().__setstate__(state)
         remaining = iter(self.param_groups)
         for base, _ in self._bases:
