@@ -42,9 +42,9 @@ def sections(drawn: Sequence[str], edge: float) -> tuple[Section, ...]:
             "Figure A12",
             "Slow biases on the spiral: time scale, step size, or both?",
             ("SGD", ALL, LARGER, FROZEN),
-            (_better(ALL, LARGER), _better(ALL, FROZEN), _better(ALL, REST)),
+            (_better(ALL, LARGER), _better(ALL, FROZEN)),
             beside=(REST,),
-            differences=((FROZEN, "SGD"), (REST, "SGD"), (LARGER, "SGD")),
+            differences=((FROZEN, "SGD"), (LARGER, "SGD"), (REST, "SGD"), (ALL, REST)),
         ),
         _figure(
             "Figure A13",
