@@ -136,7 +136,9 @@ class Driver:
 
 def _eagerly(hook: Callable[..., None]) -> Callable[..., None]:
     """The hook, kept out of the graph of a compiled step."""
-    return torch.compiler.disable(hook) if torch.compiler.is_compiling() else hook
+    if not torch.compiler.is_compiling():
+        return hook
+    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _is_step(optimizer: Optimizer) -> bool:
@@ -196,7 +198,7 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
         RuntimeError: If the optimizer or a mask is attached already.
 
     Example:
-        >>> import torch
+        >>> import torch, mrreg
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), mrreg.MultirateMask(nn.Linear(8, 2), p=0.5, k=5))
         >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

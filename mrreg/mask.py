@@ -56,7 +56,7 @@ class MultirateMask(nn.Module):
         ValueError: If an argument is out of range, or nothing in the module can be masked.
 
     Example:
-        >>> import torch
+        >>> import torch, mrreg
         >>> from torch import nn
         >>> model = nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 8), p=0.2, k=5), nn.ReLU(), nn.Linear(8, 2))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

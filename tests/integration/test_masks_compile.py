@@ -69,7 +69,7 @@ def test_a_compiled_optimizer_step() -> None:
     step = torch.compile(ours.step, backend="aot_eager")
     for t in range(7):
         ours.zero_grad()
-        loss_of(model(batch(t))).backward()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
         step()
         train(eager, theirs, range(t, t + 1))
     assert ours.param_groups[0]["mask_clock"] == 7

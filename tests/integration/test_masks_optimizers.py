@@ -372,7 +372,7 @@ class Wide(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.1})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 old = self.state[p].get("buffer", torch.ones_like(p, dtype=torch.float64))

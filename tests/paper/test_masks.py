@@ -68,7 +68,8 @@ def test_equals_the_literal_loop(
     def slow(i: int, cycle: int) -> Bits | None:
         if k == 1:
             return None
-        drawn.setdefault(cycle, _slow(model))
+        if cycle not in drawn:  # now is its start
+            drawn[cycle] = _slow(model)
         return drawn[cycle].get(i)
 
     def after(t: int) -> None:
