@@ -1,10 +1,19 @@
 """The mean or the sum of a part's gradients over its cycle, in place of the sync step's own."""
 
+import torch
 from torch import Tensor
 
 from mrreg.drift import Group, State
 
 GATHERED = "gathered"  # the gradients since the last sync step, summed: one buffer per parameter
+
+
+def begin(group: Group, state: State) -> None:
+    """Begin with nothing: between two steps the sum is always there, since checkpoints may know no new names."""
+    if group["gradient"] != "sync" and group["period"] > 1:
+        for p in group["params"]:
+            if own := state.get(p):
+                own.setdefault(GATHERED, torch.zeros_like(p))
 
 
 def gather(group: Group, state: State) -> None:
@@ -19,6 +28,7 @@ class Gathered:
     """At a sync step, puts what was gathered where the base reads the gradient; `give_back` undoes that."""
 
     def __init__(self, group: Group, state: State, steps: int) -> None:
+        self._group, self._state = group, state
         self._own: list[tuple[Tensor, Tensor | None]] = []
         if steps > 1:
             for p in group["params"]:
@@ -37,3 +47,4 @@ class Gathered:
         """Let the user find the gradient of this step where it was."""
         for p, grad in self._own:
             p.grad = grad
+        begin(self._group, self._state)

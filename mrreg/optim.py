@@ -16,13 +16,11 @@ from mrreg.clock import AT_START, is_at_rest, next_syncs, position
 from mrreg.drift import Course, Finish, Group, has_buffer, keep, measure, rest, step_size
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags
-from mrreg.gather import Gathered, gather
+from mrreg.gather import Gathered, begin, gather
 from mrreg.parts import check_gradients, check_parts, check_periods, planned
-from mrreg.saved import check_saved
+from mrreg.saved import STATELESS, check_saved
 from mrreg.shards import local_all
 from mrreg.watch import GradientWatch, ParallelWatch, have_gradient
-
-STATELESS = "stateless"  # in saved states only
 
 
 class Multirate(Optimizer):
@@ -173,6 +171,8 @@ class Multirate(Optimizer):
         if is_at_rest(self.param_groups):
             for base, step in self._bases:
                 create_state(base, step, self.state, self._drift)
+            for group in self.param_groups:
+                begin(group, self.state)
             return False
         return True
 

@@ -1,9 +1,8 @@
-"""What `Multirate` is made of, checked: base optimizers, periods, and saved states that are to be loaded."""
+"""What `Multirate` is made of, checked: base optimizers and periods."""
 
 import inspect
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 
 from mrreg.checks import whole
 from mrreg.clock import AT_START
-from mrreg.drift import DIRECTION, Group, has_buffer
+from mrreg.drift import Group
 from mrreg.errors import bad
 from mrreg.parallel import check_engine
 
@@ -103,58 +102,9 @@ def check_gradients(where: str, gradient: object, count: int) -> list[str]:
     return [str(word) for word in words]
 
 
-def check_saved(where: str, bases: list[Optimizer], drift: bool, saved: dict[str, Any]) -> None:
-    """Refuse a saved state of another optimizer, before anything of the live one has changed."""
-    groups = [(base, group) for base in bases for group in base.param_groups]
-    theirs = saved["param_groups"]
-    if len(theirs) != len(groups):
-        rule = f"saved with {len(groups)} parameter groups"
-        raise bad(ValueError, where, "state_dict", rule, len(theirs), "Build the same parts before loading.")
-    if len({group.get("clock", 0) for group in theirs}) > 1:
-        clocks = [group.get("clock", 0) for group in theirs]
-        raise bad(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
-    for i, ((base, mine), their) in enumerate(zip(groups, theirs, strict=True)):
-        argument = f"state_dict['param_groups'][{i}]"
-        _check_group(where, argument, mine, their)
-        states = [saved["state"].get(key, {}) for key in their["params"]]
-        _check_shapes(where, argument, mine["params"], states)
-        if drift:
-            key = "momentum_buffer" if has_buffer(base, {**mine, **their}) else DIRECTION
-            _check_complete(where, argument, their, sum(own.get(key) is not None for own in states))
-
-
-def _check_group(where: str, argument: str, mine: Group, their: Group) -> None:
-    """Number of parameters and period as at construction."""
-    counts = len(mine["params"]), len(their["params"])
-    if counts[0] != counts[1]:
-        raise bad(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
-    period = their.get("initial_period", their.get("period", 1))
-    if period != mine["initial_period"]:
-        remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
-        raise bad(ValueError, where, argument, f"saved with period {mine['initial_period']}", period, remedy)
-
-
-def _check_shapes(where: str, argument: str, params: list[Tensor], states: list[dict[str, Any]]) -> None:
-    """State with a parameter's number of dimensions has its shape."""
-    for p, own in zip(params, states, strict=True):
-        for key, value in own.items():
-            if isinstance(value, Tensor) and value.dim() == p.dim() and value.shape != p.shape:
-                rule = f"saved with {key} of shape {tuple(p.shape)}"
-                raise bad(ValueError, where, argument, rule, tuple(value.shape), "The model differs.")
-
-
-def _check_complete(where: str, argument: str, their: Group, found: int) -> None:
-    """Every parameter that was moving has its direction."""
-    moving = their.get("moving", 0)
-    if found < moving:
-        remedy = (
-            "torch's set_state_dict drops the state of parameters that do not require gradients at that moment: load "
-            "into a newly built optimizer, or call close() on this one first."
-        )
-        raise bad(ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy)
-
-
-def planned(where: str, pairs: list[tuple[Optimizer, int | None]], words: list[str]) -> list[tuple[Group, Group]]:
+def planned(
+    where: str, pairs: list[tuple[Optimizer, int | None]], words: list[str], drift: bool
+) -> list[tuple[Group, Group]]:
     """Every group with what it needs to be a part: its period, its clock and its sync steps."""
     plans = []
     for i, ((base, period), word) in enumerate(zip(pairs, words, strict=True)):
@@ -165,6 +115,6 @@ def planned(where: str, pairs: list[tuple[Optimizer, int | None]], words: list[s
                 raise bad(ValueError, where, f"parts[{i}] period", f"{own}, as its groups say", period, remedy)
             k = period if own is None else own
             k = whole(where, f"parts[{i}] period", 1 if k is None and "period" not in group else k)
-            plans.append((group, {"period": k, "initial_period": k, "gradient": word, **AT_START}))
+            plans.append((group, {"period": k, "initial_period": k, "gradient": word, "drift": drift, **AT_START}))
     check_periods(where, [plan for _, plan in plans])
     return plans
