@@ -17,10 +17,10 @@ from mrreg.errors import bad, some, wrong_moment
 from mrreg.hold import Group, Keeper, cannot_move
 from mrreg.mask import MultirateMask
 from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
+from mrreg.phase import CLOCK, CYCLE, SEED, phase
 from mrreg.shards import any_nonzero, is_sharded
 
 WHERE = "attach"
-CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"  # in every group of an attached optimizer
 REFUSED = {
     "LBFGS": "it moves along directions that mix all entries and steps several times per call",
     "Muon": "it orthogonalizes whole matrices, so that no entry has an update of its own",
@@ -49,6 +49,7 @@ class Driver:
         self.handles = [
             post,
             optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_load_state_dict_pre_hook(self._check),
             optimizer.register_load_state_dict_post_hook(self.turn),
         ]
         self.turn(optimizer)
@@ -69,8 +70,15 @@ class Driver:
 
     def turn(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
-        first = optimizer.param_groups[0]
-        self._write(optimizer, first.get(CLOCK, 0), first.get(SEED, self.seed), first.get(CYCLE, 0))
+        self._write(optimizer, *self.phase(WHERE, optimizer.param_groups))
+
+    def phase(self, where: str, groups: Iterable[Group]) -> tuple[int, int, int]:
+        """Clock, seed and k that groups say, if masks can take them."""
+        return phase(where, groups, self.seed, [mask.k for mask, _ in self.masks])
+
+    def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Before a load, refuse what masks cannot take."""
+        self.phase(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
         """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
@@ -225,6 +233,8 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
         if owner is not None:
             drivers[owner].masks.append((mask, first))
         first += len(mask.targets)
+    for o, driver in zip(optimizers, drivers, strict=True):
+        driver.phase(WHERE, o.param_groups)  # all of them before the first one starts
     for o, driver in zip(optimizers, drivers, strict=True):
         driver.start(o)
     return Attachment(drivers)

@@ -66,7 +66,10 @@ class PeriodScheduler:
 
     def step(self) -> None:
         """Count one more call and set the periods."""
-        epoch = self.last_epoch + 1
+        self._set(self.last_epoch + 1)
+
+    def _set(self, epoch: int) -> None:
+        """Set the periods of a count; where they do not fit, nothing changes."""
         groups = self.optimizer.param_groups
         wanted = [
             {"period": group["period"] if rule is None else rule(epoch)}
@@ -86,9 +89,12 @@ class PeriodScheduler:
         return {"last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved count; the periods come with the optimizer's own saved state.
+        """Go on from a saved count, before or after the optimizer has loaded its own state.
 
         Args:
             state_dict: From `state_dict()`.
         """
-        self.last_epoch = whole("PeriodScheduler.load_state_dict", "last_epoch", state_dict["last_epoch"], -1)
+        where = "PeriodScheduler.load_state_dict"
+        if not isinstance(state_dict, dict) or "last_epoch" not in state_dict:
+            raise bad(ValueError, where, "state_dict", "that of a PeriodScheduler", state_dict)
+        self._set(whole(where, "last_epoch", state_dict["last_epoch"], 0))

@@ -55,6 +55,21 @@ def test_resumes() -> None:
     assert same(*nets)
 
 
+def test_resuming_works_in_any_order() -> None:
+    optimizer = sgd(network(), k=2)
+    scheduler = mrreg.PeriodScheduler(optimizer, growing)
+    for _ in range(6):
+        scheduler.step()
+    periods = scheduler.get_last_period()
+    assert periods != [1, 2]
+    saved, count = copy.deepcopy(optimizer.state_dict()), scheduler.state_dict()
+    other = sgd(network(), k=2)
+    other.load_state_dict(saved)
+    late = mrreg.PeriodScheduler(other, growing)  # built after the optimizer has been loaded
+    late.load_state_dict(count)
+    assert late.get_last_period() == periods
+
+
 @pytest.mark.parametrize(
     ("kind", "rule", "message"),
     [
