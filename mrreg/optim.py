@@ -128,7 +128,7 @@ class Multirate(Optimizer):
         self._courses: dict[int, Course] = {}
         self._first = True
         self._watch = GradientWatch()
-        self._parallel = ParallelWatch(type(self).__name__, self._slow())
+        self._parallel = ParallelWatch(type(self).__name__, self.param_groups, self._slow())
         self._finalizer = weakref.finalize(self, flags.restorer())
         self._finalizer.atexit = False
         self._switch()
@@ -193,7 +193,7 @@ class Multirate(Optimizer):
         self._check_periods()
         ends = next_syncs(self.param_groups, due, now)
         if self._first:
-            self._parallel.look(self._slow())
+            self._parallel.look(self.param_groups, self._slow())
             self._first = False
         self._parallel.check(due)
         self._warn(self._watch.complaint(self.param_groups, due))

@@ -65,16 +65,16 @@ class GradientWatch:
 class ParallelWatch:
     """Refuses DistributedDataParallel where it would wait for gradients that never come, or never average them."""
 
-    def __init__(self, where: str, slow: Iterable[Tensor]) -> None:
+    def __init__(self, where: str, groups: list[Group], slow: Iterable[Tensor]) -> None:
         self._where = where
         self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
-        self.look(slow)
+        self.look(groups, slow)
 
-    def look(self, slow: Iterable[Tensor]) -> None:
-        """Find the wrappers around slow parameters, before the first step again: torch tells nobody of them."""
+    def look(self, groups: list[Group], slow: Iterable[Tensor]) -> None:
+        """Find the wrappers around parameters, before the first step again: torch tells nobody of them."""
         slow = set(slow)
-        for wrapper in wrappers_of(self._where, slow):
-            check_wrapper(self._where, wrapper, switches=True)
+        for wrapper in wrappers_of(self._where, {p for group in groups for p in group["params"]}):
+            check_wrapper(self._where, wrapper, switches=not slow.isdisjoint(wrapper.parameters()))
             self._wrappers.add(wrapper)
         self._refuse(slow)
 

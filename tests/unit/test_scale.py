@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks import harness, scale
-from benchmarks.records import Record, load
+from benchmarks import scale
+from benchmarks.records import Record
 from benchmarks.scale import ALL, BENCHMARK, DUE, GPUS, METHODS, NETWORKS, PRESETS, SGD
 from benchmarks.verdict import judge_claim
 
@@ -93,13 +92,15 @@ def test_table_has_a_row_for_every_number_of_gpus() -> None:
     assert len(BENCHMARK.sections[1].facts(made_up())) == 6
 
 
-@pytest.mark.slow
-def test_smoke_record(tmp_path: Path) -> None:
-    outcome = harness.run(BENCHMARK, "smoke", tmp_path)
-    assert outcome.finished == outcome.total == 2
-    record = load(outcome.path)
-    measured, computed = BENCHMARK.sections
-    assert [len(row.values(record)) for row in (*measured.rows, *computed.rows)] == [2] * 26
-    assert judge_claim(measured.claims[0], record) == "holds"
-    assert len(measured.facts(record)) == 6
-    assert measured.facts(record)[5].startswith("2 ranks, Multirate, due gradients sent: 0.004 MB a cycle")
+def test_measured_section_of_two_ranks() -> None:
+    record = made_up()
+    fast, slow = scale.counts(record.config)
+    result = {f"{method} seconds": 2.0 for method in METHODS}
+    result |= {f"{SGD} bytes": 20 * (fast + slow), f"{ALL} bytes": 20 * (fast + slow)}
+    for sent, said in ((20 * fast + 4 * slow, "holds"), (20 * fast + 4 * slow + 4, "the opposite holds")):
+        record.runs.clear()
+        record.add("2 ranks", "2 ranks", (0, 1), 3.0, [result | {f"{DUE} bytes": sent}] * 2)
+        measured = BENCHMARK.sections[0]
+        assert [row.values(record) for row in measured.rows] == [[20 * (fast + slow) / sent] * 2, [1.0] * 2]
+        assert judge_claim(measured.claims[0], record) == said
+        assert measured.facts(record)[2].startswith(f"2 ranks, {DUE}: {sent / 1e6:,.3f} MB a cycle, median 2.0000 s")
