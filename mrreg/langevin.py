@@ -11,6 +11,7 @@ from torch.optim.sgd import sgd
 
 from mrreg.checks import number, whole
 from mrreg.errors import bad
+from mrreg.shards import cut, is_sharded, local
 
 NOT_NEGATIVE = "finite and at least 0"
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples repeat in no bit width before all values were used
@@ -166,7 +167,12 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Entries from N(0, 1); real and imaginary parts each."""
+    """Entries from N(0, 1); real and imaginary parts each. Of a shard, those that it has in the whole."""
+    if is_sharded(like):
+        noise = torch.empty_like(like)
+        whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        local(noise).copy_(cut(_normal(whole, generator), like))
+        return noise
     noise = torch.empty_like(like)
     (torch.view_as_real(noise) if noise.is_complex() else noise).normal_(generator=generator)
     return noise

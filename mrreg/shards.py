@@ -61,6 +61,10 @@ def draw_bits(value: Tensor, key: Key, p: float, memory: Workspace | None = None
     if shape[1:] != value.shape[1:]:  # not cut along the first dimension alone: draw everything
         whole = torch.empty(value.numel(), dtype=torch.int32, device=value.device)
         return cut(fill_bits(whole, key, p).view(value.shape), value)
-    bits = (memory or Workspace()).get(torch.Size(shape), torch.int32, value.device)
+    size = torch.Size(shape)
+    if memory is None:
+        bits = torch.empty(size, dtype=torch.int32, device=value.device)
+    else:
+        bits = memory.get(size, torch.int32, value.device)
     fill_bits(bits.view(-1), key, p, start[0] * math.prod(shape[1:]) if start else 0)
     return bits

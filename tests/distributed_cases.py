@@ -138,7 +138,13 @@ def three(net: nn.Module) -> Optimizer:
     )
 
 
-ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three)
+def langevin(net: nn.Module) -> Optimizer:
+    fast, slow = mrreg.split(net, fast=head(net))
+    options: dict[str, Any] = {"lr": 0.01, "momentum": 0.5, "temperature": 0.1}
+    return mrreg.Multirate([(mrreg.LangevinSGD([fast], **options), 1), (mrreg.LangevinSGD([slow], **options), K)])
+
+
+ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three, langevin)
 PLAIN: tuple[Make, ...] = (
     lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
     lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True),
