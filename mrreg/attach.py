@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mrreg.checks import whole
 from mrreg.errors import bad, some, wrong_moment
-from mrreg.hold import Group, Keeper, cannot_move
+from mrreg.hold import Group, Keeper, is_descent
 from mrreg.mask import MultirateMask
 from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
@@ -119,11 +119,12 @@ class Driver:
         if not mask._on and mask.boost == 1:
             return  # a joint step that is an ordinary one
         keeper, bits = self.keepers[id(p)], mask._bits[name]
+        descent = is_descent(optimizer, group) and not closure
         if not mask._on:
-            keeper.push(p, bits, mask._drawn, mask.boost)
+            keeper.push(p, bits, mask._drawn, mask.boost, float(group["lr"]) if descent else None)
         else:
             mask._own[name].clear(p, bits)
-            if cannot_move(optimizer, group) and not closure:
+            if descent:
                 return
             keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn)
         self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))

@@ -55,7 +55,12 @@ def tensor(module: nn.Module, name: str) -> Tensor:
 def chosen(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
-    return known and pays(module, structure, units, args) and unnoticed(module)
+    return known and pays(module, structure, units, args) and unnoticed(module) and _together(module, units)
+
+
+def _together(module: nn.Module, units: Mapping[str, Units]) -> bool:
+    """Whether parameters are where their units were drawn: not so where shards rest on another device."""
+    return all(tensor(module, name).device == drawn.kept.device for name, drawn in units.items())
 
 
 def unnoticed(module: nn.Module) -> bool:

@@ -61,8 +61,8 @@ def _pieces(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
         start, count = start + piece, count - piece
 
 
-def fill_hashes(values: Tensor, key: Key, start: int = 0) -> Tensor:
-    """Fill with hash values of the flat indices start, start + 1, ... for a key."""
+def _hashed(values: Tensor, key: Key, start: int) -> Iterator[Tensor]:
+    """Fill with hash values of the flat indices start, start + 1, ...; yields each piece while it is in the cache."""
     size = CHUNK if values.device.type == "cpu" else CHUNK_ELSEWHERE
     spare = torch.empty_like(values[:size])
     for first, piece in _pieces(start, len(values), size):
@@ -72,6 +72,13 @@ def fill_hashes(values: Tensor, key: Key, start: int = 0) -> Tensor:
         offset = _signed((low - inside) * STEP + mixed)
         torch.add(_counters(size, values.device)[inside : inside + piece], offset, out=counter)
         _scramble(counter, mixed >> 32, spare[:piece])
+        yield counter
+
+
+def fill_hashes(values: Tensor, key: Key, start: int = 0) -> Tensor:
+    """Fill with hash values of the flat indices start, start + 1, ... for a key."""
+    for _ in _hashed(values, key, start):
+        pass
     return values
 
 
@@ -80,7 +87,9 @@ def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
 
     `start` is the flat index of the first one, for a shard of a parameter.
     """
-    return fill_hashes(values, key, start).sub_(round((1 - 2 * p) * HALF)).bitwise_right_shift_(31)
+    for piece in _hashed(values, key, start):
+        piece.sub_(round((1 - 2 * p) * HALF)).bitwise_right_shift_(31)
+    return values
 
 
 def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:

@@ -15,10 +15,10 @@ Group = dict[str, Any]
 State = MutableMapping[str, Any]
 
 
-def cannot_move(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Whether entries with zero gradient stay as they are without help: plain SGD."""
-    moving = group.get("momentum") or group.get("weight_decay") or group.get("maximize")
-    return type(optimizer) is torch.optim.SGD and not moving
+def is_descent(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """Whether a step is -lr times the gradient and nothing else, so that no gradient means no move: plain SGD."""
+    more = group.get("momentum") or group.get("weight_decay") or group.get("maximize") or group.get("fused")
+    return type(optimizer) is torch.optim.SGD and not more
 
 
 def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
@@ -38,6 +38,7 @@ class Keeper:
         self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
+        self._rate: float | None = None  # what a joint step moves per unit of gradient, where that is all it does
 
     def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object) -> None:
         """Before a masked step: remember the slow entries of the parameter and of its state."""
@@ -48,17 +49,26 @@ class Keeper:
             torch.bitwise_and(as_bits(value), _fit(self._slow, value), out=as_bits(saved))
             self._saved[name] = saved
 
-    def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float) -> None:
+    def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float, rate: float | None) -> None:
         """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
-        self._boost = boost
-        self._read(bits, drawn)
-        here = local(parameter)
-        self._saved[""] = self._work[""].like(here).copy_(here)
+        self._boost, self._rate = boost, rate
+        if rate is None or parameter.grad is None:
+            self._read(bits, drawn)
+            here = local(parameter)
+            self._saved[""] = self._work[""].like(here).copy_(here)
+        else:
+            grad = local(parameter.grad)
+            slow = self._work[""].like(grad)
+            torch.bitwise_and(as_bits(grad), bits, out=as_bits(slow)).bitwise_xor_(as_bits(grad))
+            self._saved = {"": slow}
 
     def release(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
         """After the step: put the slow entries back, or scale what they moved."""
+        here = local(parameter)
+        if self._boost is not None and self._rate is not None:
+            here.sub_(self._saved.pop(""), alpha=self._rate * (self._boost - 1))
+            return
         if self._boost is not None:
-            here = local(parameter)
             moved = self._saved.pop("").sub_(here)  # backwards
             as_bits(moved).bitwise_and_(self._slow)
             here.sub_(moved, alpha=self._boost - 1)

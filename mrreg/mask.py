@@ -131,13 +131,22 @@ class MultirateMask(nn.Module):
         }
         if compact.chosen(self.module, self.structure, units, args):
             return compact.forward(self.module, self.structure, units, args, kwargs)
-        weights = {
-            t.name: masked(value, self._whole_bits(t.name, value), self._scale(t), self._own[t.name])
-            for t in self.targets
-            for value in (compact.tensor(self.module, t.name),)
-        }
+        direct = self._is_direct(args, kwargs)
+        weights = {}
+        for t in self.targets:
+            value, own = compact.tensor(self.module, t.name), self._own[t.name]
+            own.fresh = direct and t.name == "weight"
+            weights[t.name] = masked(value, self._whole_bits(t.name, value), self._scale(t), own)
+        if direct:
+            return nn.functional.linear(args[0], weights["weight"], weights.get("bias", self.module.bias))  # type: ignore[arg-type]
         with refuse_checkpointing(self.module, weights.values()) as check:
             return check(functional_call(self.module, weights, args, kwargs))
+
+    def _is_direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the forward is one matrix product and nobody watches it: then calling the module costs more."""
+        if type(self.module) is not nn.Linear or kwargs or len(args) != 1 or not compact.unnoticed(self.module):
+            return False
+        return self.targets[0].name == "weight" and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
     def _whole_bits(self, name: str, value: Tensor) -> Tensor:
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""

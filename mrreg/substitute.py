@@ -26,14 +26,26 @@ class Substitute:
 
     def __init__(self) -> None:
         self.bits, self.values, self.gradients = Workspace(), Workspace(), Workspace()
-        self.clean = -1  # version of the gradient's memory when its slow entries were zero
+        self.fresh = False  # whether the gradient of the masked tensor is nobody else's, as that of one matrix product
+        self._clean = torch.empty(0), -1  # the gradient and the version in which its slow entries were zero
+
+    def gradient(self, grad: Tensor, bits: Tensor, scale: float) -> Tensor:
+        """The parameter's gradient from that of the masked tensor."""
+        if self.fresh:
+            as_bits(grad).bitwise_and_(bits)
+            out = grad if scale == 1 else grad.mul_(scale)
+        else:
+            out = _fill(self.gradients, grad, bits, scale)
+        if out.device.type == "cpu":  # elsewhere memory is scarcer, and the pass below cheaper
+            self._clean = out.detach(), out._version
+        return out
 
     def clear(self, parameter: Tensor, bits: Tensor) -> None:
         """Zero the gradient of slow entries, unless nothing but the backward pass wrote there."""
         if parameter.grad is None:
             return
-        grad = local(parameter.grad)
-        if not (grad._version == self.clean and self.gradients.holds(grad)):
+        grad, (cleaned, version) = local(parameter.grad), self._clean
+        if not (grad._version == version and grad.numel() and grad.data_ptr() == cleaned.data_ptr()):
             as_bits(grad).bitwise_and_(bits)
 
 
@@ -69,9 +81,7 @@ class _Masked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():  # somebody differentiates the gradient
             return masked(grad, ctx.bits, ctx.scale, Substitute()), None, None, None
-        out = _fill(ctx.own.gradients, grad, ctx.bits, ctx.scale)
-        ctx.own.clean = out._version
-        return out, None, None, None
+        return ctx.own.gradient(grad, ctx.bits, ctx.scale), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:

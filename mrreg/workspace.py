@@ -34,7 +34,3 @@ class Workspace:
             self._own, self._asked = torch.empty_like(value, requires_grad=False), asked
             self._idle = _users(self._own)
         return self._own.detach()
-
-    def holds(self, value: Tensor) -> bool:
-        """Whether a tensor lies in this memory."""
-        return value.numel() > 0 and value.data_ptr() == self._own.data_ptr()
