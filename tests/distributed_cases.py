@@ -95,6 +95,10 @@ def equal_to_one_process(net: nn.Module, alone: nn.Module, make: Make, rank: int
         agree(net, alone, rank)
         optimizer.zero_grad()
         other.zero_grad()
+        with torch.no_grad():  # evaluation in between, on all weights
+            torch.testing.assert_close(net.eval()(x), alone.eval()(x), rtol=1e-10, atol=1e-12)
+        net.train()
+        alone.train()
     for handle in handles:
         handle.remove()
 
@@ -385,6 +389,22 @@ def fsdp_masks_cut_along_other_dimensions(rank: int) -> None:
 @check
 def fsdp_masks_and_multirate(rank: int) -> None:
     equal_to_one_process(sharded(masked_net(rescale=True)), masked_net(rescale=True), masked_and_multirate, rank, True)
+
+
+@check
+def fsdp_masks_put_into_a_sharded_model(rank: int) -> None:
+    net = mrreg.mask(sharded(plain_net(), single=True), {"2": 0.4, "4": 0.4}, k=K)
+    alone = masked_net()
+    optimizer, other = PLAIN[0](net), PLAIN[0](alone)
+    mrreg.attach(optimizer, net)
+    mrreg.attach(other, alone)
+    for t in range(STEPS):
+        for each, by, x in ((net, optimizer, batch(t).chunk(2)[rank]), (alone, other, batch(t))):
+            by.zero_grad()
+            backward(each, x)
+            nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            by.step()
+        agree(net, alone, rank)
 
 
 @check
