@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -389,6 +390,25 @@ def fsdp_masks_cut_along_other_dimensions(rank: int) -> None:
 @check
 def fsdp_masks_and_multirate(rank: int) -> None:
     equal_to_one_process(sharded(masked_net(rescale=True)), masked_net(rescale=True), masked_and_multirate, rank, True)
+
+
+@check
+def fsdp_steps_communicate_nothing(rank: int) -> None:
+    """Masks are drawn, held and boosted, and parts drift, without a word between ranks; fast steps reduce less."""
+    net = sharded(masked_net(boost=2.0))
+    optimizer = masked_and_multirate(net)
+    mrreg.attach(optimizer, net)
+    reduced = []
+    for t in range(STEPS):
+        with CommDebugMode() as said:  # type: ignore[no-untyped-call]
+            backward(net, batch(t).chunk(2)[rank])
+        counts = said.get_comm_counts()
+        reduced.append(sum(count for name, count in counts.items() if "reduce_scatter" in str(name)))
+        with CommDebugMode() as said:  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert said.get_total_counts() == 0
+    assert reduced == [3 if t % 2 == 0 else 2 for t in range(STEPS)]  # one for each layer that is due
 
 
 @check
