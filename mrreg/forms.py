@@ -243,7 +243,9 @@ def _numbers(where: str, **values: object) -> dict[str, Any]:
 
 def _number(where: str, name: str, value: object, below: float = inf) -> Any:
     """A tensor with a number, or a float; torch's own checks let NaN, infinity, True and NumPy's numbers pass."""
-    plain = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise bad(ValueError, where, name, "a number or a tensor with one", value)
+    plain = value.item() if isinstance(value, Tensor) else value
     rule = "finite and at least 0" if below == inf else f"in [0, {below})"
     checked = number(where, name, plain, rule, lambda x: 0 <= x < below)
     return value if isinstance(value, Tensor) else checked

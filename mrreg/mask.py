@@ -13,7 +13,7 @@ from mrreg import compact
 from mrreg.checkpointing import refuse_checkpointing
 from mrreg.checks import number, whole
 from mrreg.draw import Key, draw_units
-from mrreg.errors import NoEffectWarning, bad, wrong_moment
+from mrreg.errors import NoEffectWarning, bad, some, wrong_moment
 from mrreg.parallel import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.shards import cut, draw_bits, is_sharded
 from mrreg.structure import STRUCTURES, Structure, Target, targets
@@ -280,6 +280,8 @@ def _check_module(module: object) -> None:
     """Masks wrap modules, and do not nest."""
     if not isinstance(module, nn.Module):
         raise bad(TypeError, WHERE, "module", "an nn.Module", module)
+    if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
+        raise wrong_moment(WHERE, f"the module has no shape yet for {some(lazy)}", "Run one forward first.")
     for name, inner in module.named_modules():
         if is_fully_sharded(inner):
             rule = "without fully_shard inside"

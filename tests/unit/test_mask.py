@@ -60,6 +60,7 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], kind: type[Ex
         (torch.relu, TypeError, "module must be an nn.Module"),
         (nn.ReLU(), ValueError, "module must be a module with a parameter to mask, got 'ReLU'"),
         (nn.LayerNorm((2, 3)), ValueError, "module must be a module with a parameter to mask, got 'LayerNorm'"),
+        (nn.LazyLinear(2), RuntimeError, "no shape yet for 'bias', 'weight'. Run one forward first."),
         (nn.Embedding(3, 2, sparse=True), ValueError, "weight must be.*dense gradients, got 'sparse=True'"),
         (nn.EmbeddingBag(3, 2, sparse=True), ValueError, "weight must be.*dense gradients"),
         (mrreg.MultirateMask(nn.Linear(2, 2)), ValueError, "module must be without masks inside.*do not nest"),
