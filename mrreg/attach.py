@@ -204,7 +204,8 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     Raises:
         TypeError: If an argument is of the wrong kind, or the optimizer cannot hold single entries.
         ValueError: If there is no mask, or a masked parameter is in no optimizer, in two, or shared with the outside.
-        RuntimeError: If the optimizer or a mask is attached already.
+        RuntimeError: If the optimizer or a mask is attached already, `fully_shard` was applied inside a mask, or a
+            DistributedDataParallel was built while parameters that train had requires_grad=False.
 
     Example:
         >>> import torch, mrreg
@@ -218,6 +219,11 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
         ...     optimizer.step()
         >>> optimizer.param_groups[0]["mask_clock"]
         3
+
+    Note:
+        All ranks of a distributed training draw the same masks, without communication, whatever their random state.
+        Plain DistributedDataParallel is right for masks; apply `fully_shard` to masks or to modules around them, before
+        the optimizer is built.
 
     Note:
         Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.

@@ -29,7 +29,8 @@ def reduce_due(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Te
         ...     return wrapper
 
     Note:
-        Which parameters are due is read from `requires_grad`, which `Multirate` switches alike on all ranks.
+        Which parameters are due is read from `requires_grad`, which `Multirate` switches alike on all ranks. Not for
+        `DistributedDataParallel.join`, whose idle ranks no longer know what is due.
     """
     group = dist.group.WORLD if group is None else group
     memory = bucket.buffer()

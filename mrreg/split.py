@@ -48,6 +48,8 @@ def split(
     Raises:
         TypeError: If something is of another kind than listed above.
         ValueError: If a choice matches nothing, `fast` and `slow` overlap or leave something out, or a part is empty.
+        RuntimeError: If a DistributedDataParallel in the model waits for gradients of all parameters, or was built
+            while some that train had requires_grad=False.
 
     Example:
         >>> import mrreg
@@ -98,6 +100,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     Raises:
         TypeError: If `layers` is of another kind.
         ValueError: If `layers` matches nothing, or nothing that has a bias.
+        RuntimeError: As in `split`.
 
     Example:
         >>> import mrreg
