@@ -138,7 +138,7 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (TypeError, {"lr": "0.1"}, "lr must be a number"),
     (TypeError, {"lr": None}, "lr must be a number"),
     (TypeError, {"lr": True}, "lr must be a number"),
-    (TypeError, {"lr": torch.ones(2)}, "lr must be a number"),
+    (ValueError, {"lr": torch.ones(2)}, "lr must be a number or a tensor with one"),
     (ValueError, {"slow_lr": "fast"}, "slow_lr must be a number or one of .*'fast'"),
     (ValueError, {"slow_lr": -1.0}, "slow_lr must be finite"),
     (TypeError, {"slow_lr": None}, "slow_lr must be a number"),
