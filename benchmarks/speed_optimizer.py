@@ -1,10 +1,10 @@
 """Seconds of `step()`: one cycle of MultirateSGD against as many steps of torch.optim.SGD, on the same shapes.
 
 One tensor is fast and all others are slow, as when a head is fast: most of a fast step is then drift. Every repeat
-times both, one after the other in one process, and gives one ratio; the report shows their median, smallest, largest.
+times many cycles of both, interleaved in one process, and gives one ratio; the report shows median, smallest, largest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,6 +18,7 @@ from benchmarks.sections import Claim, Row, Section, Values, metric
 from benchmarks.timing import interleaved
 
 K = 5
+SMALL = 1_000  # entries; fewer are small tensors
 FULL = frozenset({"cpu", "gpu"})
 LR = 1e-6  # so small that thousands of steps along one gradient leave ordinary numbers ordinary
 
@@ -38,11 +39,12 @@ class Case:
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats."""
+    """What is timed; `seeds` is the number of repeats, each of so many cycles of small or large tensors."""
 
     seeds: int
     cases: tuple[Case, ...]
-    cycles: int  # cycles in a timed call of small tensors; large tensors take one
+    small: int
+    large: int
 
 
 def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
@@ -55,9 +57,9 @@ def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
 
 
 PRESETS = {
-    "smoke": SpeedConfig(seeds=2, cases=cases([10], 1_000), cycles=2),
-    "cpu": SpeedConfig(seeds=25, cases=cases([10, 100], 1_000_000), cycles=10),
-    "gpu": SpeedConfig(seeds=25, cases=cases([10, 100], 1_000_000), cycles=10),
+    "smoke": SpeedConfig(seeds=2, cases=cases([10], 2_000), small=3, large=1),
+    "cpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=3),
+    "gpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=21),
 }
 
 
@@ -69,39 +71,27 @@ def parameters(case: Case, device: torch.device) -> list[nn.Parameter]:
     return made
 
 
-def stepper(optimizer: torch.optim.Optimizer, steps: int) -> Callable[[], None]:
-    """A call that makes so many steps."""
-
-    def call() -> None:
-        for _ in range(steps):
-            optimizer.step()
-
-    return call
-
-
 def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+    """Time one case step by step in turn: a busy machine then disturbs few of the numbers behind each median."""
     case: Case = run.options
     torch.manual_seed(0)
     ours, theirs = parameters(case, context.device), parameters(case, context.device)
-    steps = K * (config.cycles if case.entries <= 1_000 else 1)
+    multirate = mrreg.MultirateSGD(ours, lr=LR, k=K, fast=ours[-1:], momentum=case.momentum, foreach=True)
+    sgd = torch.optim.SGD(theirs, lr=LR, momentum=case.momentum, foreach=True)
+    steps = K * (config.small if case.entries < SMALL else config.large)
     timed = interleaved(
-        {
-            "ours": stepper(
-                mrreg.MultirateSGD(ours, lr=LR, k=K, fast=ours[-1:], momentum=case.momentum, foreach=True), steps
-            ),
-            "theirs": stepper(torch.optim.SGD(theirs, lr=LR, momentum=case.momentum, foreach=True), steps),
-        },
-        len(run.seeds),
-        context.device,
+        {"multirate": multirate.step, "sgd": sgd.step}, len(run.seeds) * steps, context.device, warmup=2 * K
     )
-    return [
-        {
-            "ratio": ours / theirs,
-            "multirate seconds per cycle": ours * K / steps,
-            "sgd seconds per cycle": theirs * K / steps,
-        }
-        for ours, theirs in zip(timed["ours"], timed["theirs"], strict=True)
-    ]
+    results: list[Result] = []
+    for start in range(0, len(timed["sgd"]), steps):
+        one, other = (cycle(timed[name][start : start + steps]) for name in ("multirate", "sgd"))
+        results.append({"ratio": one / other, "multirate seconds": one, "sgd seconds": other})
+    return results
+
+
+def cycle(seconds: Sequence[float]) -> float:
+    """Seconds of one cycle from those of the steps of many: the median of each step of the cycle, added up."""
+    return sum(median(seconds[step::K]) for step in range(K))
 
 
 def runs(config: SpeedConfig) -> list[Run]:

@@ -24,6 +24,12 @@ def test_parameters_have_the_gradients_of_a_backward_pass() -> None:
     assert all(p.grad is not None and p.grad.shape == (7,) for p in made)
 
 
+def test_a_cycle_is_the_sum_of_its_steps_medians() -> None:
+    quiet = [5.0, 1.0, 2.0, 3.0, 4.0]
+    disturbed = [5.0, 100.0, 2.0, 3.0, 4.0]
+    assert speed_optimizer.cycle(quiet * 2 + disturbed) == 15.0
+
+
 def test_smoke_record_and_its_sentences(tmp_path: Path) -> None:
     outcome = harness.run(BENCHMARK, "smoke", tmp_path)
     assert outcome.finished == outcome.total == 4
