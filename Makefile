@@ -9,8 +9,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks demo --out demo-report
 
+# One thread per process: two processes of two threads each hinder one another on small tensors.
 test: lint
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -19,7 +20,7 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/property tests/paper
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/property tests/paper
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
