@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 WORLD = 2
-PATIENCE = 60  # seconds that a rank waits for the other
+PATIENCE = 120  # seconds that a rank waits for the other
 
 
 def _rank(rank: int, module: str, folder: str) -> None:

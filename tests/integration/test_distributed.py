@@ -1,17 +1,17 @@
-"""DistributedDataParallel and fully_shard on two gloo ranks: every check of `distributed_cases.py` is a test."""
+"""DistributedDataParallel and fully_shard on two gloo ranks: every check of `rank_checks.py` is a test."""
 
 from pathlib import Path
 
 import pytest
 import ranks
-from distributed_cases import CHECKS
+from rank_checks import CHECKS
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two ranks have left what went wrong."""
     folder = tmp_path_factory.mktemp("ranks")
-    ranks.run("distributed_cases", folder)
+    ranks.run("rank_checks", folder)
     return folder
 
 
