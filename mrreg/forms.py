@@ -187,12 +187,13 @@ class MultirateAdamW(Multirate):
         numbers = _numbers(where, lr=lr, eps=eps, weight_decay=weight_decay)
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise bad(TypeError, where, "betas", "a pair of numbers", betas)
+        checked = _number(where, "betas[0]", betas[0], below=1), _number(where, "betas[1]", betas[1], below=1)
         _check_flags(where, amsgrad=amsgrad, maximize=maximize, capturable=capturable)
         groups = _groups(where, params, numbers["lr"], k, fast, slow_lr)
         base = torch.optim.AdamW(
             groups,
             **numbers,
-            betas=(_number(where, "betas[0]", betas[0], below=1), _number(where, "betas[1]", betas[1], below=1)),
+            betas=checked,
             amsgrad=amsgrad,
             maximize=maximize,
             foreach=foreach,
