@@ -1,9 +1,17 @@
 """`requires_grad` of the parameters that a multirate optimizer switches, and its return to the user."""
 
+import functools
+import warnings
+import weakref
 from collections.abc import Iterable, MutableMapping
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
+
+from mrreg.errors import NoEffectWarning
 
 
 class _Flag:
@@ -98,3 +106,26 @@ def _taken(p: Tensor, on: bool, owner: object) -> _Flag:
     flag = _flags.setdefault(p, _Flag())
     flag.on, flag.owner = on, owner
     return flag
+
+
+_known: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that were seen stepping
+
+
+@functools.cache
+def watch_others() -> None:
+    """Look at every optimizer's first step: training that ended in mid-cycle may have left parameters switched off."""
+    register_optimizer_step_pre_hook(_look)
+
+
+def _look(optimizer: Optimizer, *_: object) -> None:
+    if torch.compiler.is_compiling() or optimizer in _known:
+        return
+    _known.add(optimizer)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    off = [p for p in params if not p.requires_grad and p.grad is None and _trainable(p)]
+    if off and not hasattr(optimizer, "due"):
+        message = (
+            f"{type(optimizer).__name__}.step: {len(off)} parameters get no gradient, since a Multirate that is still "
+            "there has switched them off between two of their gradients. Call close() on it, or delete it."
+        )
+        warnings.warn(message, NoEffectWarning, stacklevel=3)

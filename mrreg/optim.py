@@ -15,7 +15,7 @@ from mrreg.base import Step, call, copied, create_state, plain_step, rebuilt
 from mrreg.clock import AT_START, is_at_rest, next_syncs, position
 from mrreg.drift import Course, Finish, Group, has_buffer, keep, measure, rest, step_size
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
-from mrreg.flags import Flags
+from mrreg.flags import Flags, watch_others
 from mrreg.gather import Gathered, begin, gather
 from mrreg.parts import check_gradients, check_parts, check_periods, planned
 from mrreg.saved import STATELESS, check_saved
@@ -125,6 +125,7 @@ class Multirate(Optimizer):
         self._bases = [(base, plain_step(base)) for base in bases]
         self._periods: list[int] = []
         self._flags = flags
+        watch_others()
         self._courses: dict[int, Course] = {}
         self._first = True
         self._watch = GradientWatch()
