@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from mrreg.drift import Group, State
+from mrreg.shards import any_nonzero
 
 GATHERED = "gathered"  # the gradients since the last sync step, summed: one buffer per parameter
 
@@ -36,8 +37,10 @@ class Gathered:
                 self._put(p, (state.get(p) or {}).pop(GATHERED, None), steps if group["gradient"] == "mean" else 1)
 
     def _put(self, p: Tensor, total: Tensor | None, steps: int) -> None:
-        """One parameter; a step without a gradient counts as one with gradient zero."""
+        """One parameter; a step without a gradient counts as one with gradient zero, but not where all steps are."""
         grad = p.grad
+        if grad is None and total is not None and not any_nonzero(total):
+            return
         total = grad if total is None else total if grad is None else total.add_(grad)
         if total is not None:
             self._own.append((p, grad))

@@ -415,6 +415,21 @@ def test_a_step_without_a_gradient_counts_as_zero_among_the_gathered() -> None:
     assert slow.item() == -3 * 6.0 / 3
 
 
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("gradient", ["mean", "sum"])
+def test_a_parameter_frozen_among_the_gathered_rests(make: Any, gradient: str) -> None:
+    """A whole cycle without a gradient is none, as in torch: neither momentum nor decay moves what the user froze."""
+    net = network()
+    optimizer = make(net, k=2, gradient=gradient, weight_decay=0.1)
+    train(net, optimizer, range(3))
+    net.trunk.bias.requires_grad_(False)
+    train(net, optimizer, range(3, 5))
+    before, other = net.trunk.bias.clone(), net.trunk.weight.clone()
+    train(net, optimizer, range(5, 9))
+    assert torch.equal(net.trunk.bias, before)
+    assert not torch.equal(net.trunk.weight, other)
+
+
 def test_an_older_optimizer_lets_go_of_the_flags() -> None:
     net = network()
     old = sgd(net, k=2)
