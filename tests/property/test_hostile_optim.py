@@ -1,0 +1,174 @@
+"""Whatever parts, shapes, gradients, rates and flags: every parameter moves as in a slow, literal reading."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, AdamW, Optimizer, RMSprop
+
+import mrreg
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [
+    (SGD, {}),
+    (SGD, {"weight_decay": 0.1, "maximize": True}),
+    (SGD, {"momentum": 0.9, "weight_decay": 0.1}),
+    (SGD, {"momentum": 0.9, "dampening": 0.5, "nesterov": False}),
+    (SGD, {"momentum": 0.9, "nesterov": True}),
+    (AdamW, {}),
+    (RMSprop, {"momentum": 0.5}),
+]
+SHAPES = [(), (1,), (0, 3), (3, 2), (2, 3, 4, 1)]
+LAYOUTS = ["contiguous", "transposed", "channels_last", "every second"]
+WORDS = ["same", "none", "zero", "nan", "inf", "huge"]
+RATES = [0.0, 1e-3, 0.1]
+
+kinds = st.sampled_from(KINDS)
+dtypes = st.sampled_from([torch.float32, torch.float64, torch.complex64])
+periods = st.sampled_from([1, 2, 4])
+
+
+def laid_out(value: Tensor, layout: str) -> Tensor:
+    """The same values in another order of memory."""
+    if layout == "channels_last" and value.dim() == 4:
+        return value.contiguous(memory_format=torch.channels_last)
+    if layout == "transposed" and value.dim() > 1:
+        return value.mT.contiguous().mT
+    if layout == "every second" and value.dim():
+        return torch.stack([value, value], -1)[..., 0]
+    return value
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> list[Parameter]:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    made = []
+    for shape in draw(st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)):
+        value = torch.randn(shape, generator=generator).to(draw(dtypes))
+        made.append(Parameter(laid_out(value, draw(st.sampled_from(LAYOUTS)))))
+    return made
+
+
+class Mirror:
+    """One part, literally: torch's own optimizer at sync steps, and its step once more at every other one."""
+
+    def __init__(self, part: list[Parameter], kind: Any, options: dict[str, Any], period: int, lr: float) -> None:
+        self.params = [Parameter(p.detach().clone()) for p in part]
+        self.base: Optimizer = kind(self.params, lr=lr, **options)
+        self.period = period
+        self.directions: list[Tensor | None] = [None] * len(part)
+
+    def step(self, t: int, lr: float, grads: list[Tensor | None]) -> None:
+        """At step t, with the gradients that everybody gets."""
+        if t % self.period:
+            for p, direction in zip(self.params, self.directions, strict=True):
+                if direction is not None:
+                    p.data = p.data - lr * direction
+            return
+        before = [p.detach().clone() for p in self.params]
+        for p, grad in zip(self.params, grads, strict=True):
+            p.grad = None if grad is None else grad.clone()
+        self.base.param_groups[0]["lr"] = lr
+        self.base.step()
+        self.directions = [self.direction(p, old, lr) for p, old in zip(self.params, before, strict=True)]
+
+    def direction(self, p: Parameter, old: Tensor, lr: float) -> Tensor | None:
+        """What the step took, per unit of lr."""
+        group = self.base.param_groups[0]
+        if p.grad is None:
+            return None
+        if type(self.base) is not SGD:
+            return torch.zeros_like(p) if lr == 0 else (old - p.detach()) / lr
+        force = -p.grad if group["maximize"] else p.grad
+        if group["weight_decay"]:  # zero times infinity is not a number
+            force = force + group["weight_decay"] * old
+        if group["momentum"] == 0:
+            return torch.as_tensor(force)
+        buffer: Tensor = self.base.state[p]["momentum_buffer"].clone()
+        if group["nesterov"]:
+            buffer = force + group["momentum"] * buffer
+        return buffer
+
+
+def gradient(p: Tensor, word: str, t: int) -> Tensor | None:
+    if word == "none":
+        return None
+    grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(t)).to(p.dtype)
+    if word == "zero":
+        grad.zero_()
+    if word in ("nan", "inf", "huge"):
+        grad.view(-1)[:1] = {"nan": float("nan"), "inf": float("inf"), "huge": 1e30}[word]
+    return grad
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Iterator[tuple[float, list[str]]]:
+    """For every step a rate, and a word for each parameter's gradient."""
+    words = st.lists(st.sampled_from(["same"] * 6 + WORDS), min_size=9, max_size=9)
+    return iter(draw(st.lists(st.tuples(st.sampled_from(RATES), words), max_size=7)))
+
+
+@pytest.mark.filterwarnings("ignore::mrreg.errors.NoEffectWarning")  # it is right: nothing that is due has a gradient
+@given(st.lists(st.tuples(parameters(), kinds, periods), min_size=1, max_size=3), schedules())
+def test_every_step_is_the_literal_one(parts: Any, schedule: Iterator[tuple[float, list[str]]]) -> None:
+    parts.append(([Parameter(torch.ones(2))], KINDS[0], 1))  # something must move at every step
+    bases = [(kind(part, lr=0.1, **options), period) for part, (kind, options), period in parts]
+    optimizer = mrreg.Multirate(bases)
+    mirrors = [Mirror(part, kind, options, period, 0.1) for part, (kind, options), period in parts]
+    t = 0
+    for rate, words in schedule:
+        groups = optimizer.param_groups
+        grads, remaining = [], iter(words)
+        for group, (part, _, _) in zip(groups, parts, strict=True):
+            group["lr"] = rate
+            grads.append([gradient(p, next(remaining, "same"), t) for p in part])
+            for p, grad in zip(part, grads[-1], strict=True):
+                p.grad = grad
+        moves = any(grad is not None and (rate or grad.any()) for each in grads for grad in each)
+        optimizer.step()
+        for mirror, each in zip(mirrors, grads, strict=True):
+            if moves:
+                mirror.step(t, rate, each)
+        t += bool(moves)
+        assert {group["clock"] for group in groups} == {t}
+        for (part, _, period), mirror in zip(parts, mirrors, strict=True):
+            for p, q in zip(part, mirror.params, strict=True):
+                torch.testing.assert_close(p.detach(), q.detach(), rtol=2e-4, atol=1e-5, equal_nan=True)
+                assert p.requires_grad == (t % period == 0)
+
+
+@given(st.lists(st.sampled_from(["freeze", "thaw", "nothing", "close", "copy"]), max_size=8), st.integers(1, 4))
+def test_flags_of_the_user_and_all_copies(events: list[str], k: int) -> None:
+    """What the user freezes while it is on does not move; nothing else is changed by flags."""
+    fast, slow, other = (Parameter(torch.full((3,), float(i))) for i in (1, 2, 3))
+    optimizer: Any = mrreg.Multirate([(SGD([fast], lr=0.1), 1), (SGD([slow, other], lr=0.1, momentum=0.9), k)])
+    held = False
+    for t, event in enumerate(events):
+        due = t % k == 0
+        if event == "freeze" and due:
+            slow.requires_grad_(False)
+            held = True
+        elif event == "thaw":
+            slow.requires_grad_(True)
+            held = False
+        elif event == "close":
+            optimizer.close()
+        elif event == "copy":
+            optimizer.load_state_dict(optimizer.state_dict())
+        before = slow.detach().clone()
+        for p in (fast, slow, other):
+            p.grad = torch.ones(3) if p.requires_grad else None
+        optimizer.step()
+        assert optimizer.param_groups[0]["clock"] == t + 1
+        assert fast.requires_grad
+        if held and due:
+            assert torch.equal(slow, before)
+            assert not slow.requires_grad
+        assert other.requires_grad == ((t + 1) % k == 0)
+    del optimizer
+    assert other.requires_grad
+    assert slow.requires_grad != held
