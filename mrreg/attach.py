@@ -18,7 +18,8 @@ from mrreg.hold import Group, Keeper, is_descent
 from mrreg.mask import MultirateMask
 from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
-from mrreg.shards import any_nonzero, is_sharded
+from mrreg.shards import any_nonzero, is_sharded, local
+from mrreg.substitute import as_bits
 
 WHERE = "attach"
 REFUSED = {
@@ -100,7 +101,8 @@ class Driver:
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a step: remember what it must not change."""
         self.open = True
-        closure = any(map(callable, chain(args[1:], kwargs.values())))  # gradients come during the step
+        last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
+        late = not last or any(map(callable, chain(args[1:], kwargs.values())))  # hooks and closures write gradients
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self.pending.clear()
         for mask, _ in self.masks:
@@ -109,21 +111,20 @@ class Driver:
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
                     raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
-                if id(p) in group_of and (closure or p.grad is not None):
-                    self._keep(optimizer, mask, target.name, p, group_of[id(p)], closure)
+                if id(p) in group_of and (late or p.grad is not None):
+                    self._keep(optimizer, mask, target.name, p, group_of[id(p)], late)
 
-    def _keep(
-        self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, closure: bool
-    ) -> None:
-        """Before a step, for one parameter."""
+    def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
+        """Before a step, for one parameter; `late` says whether its gradient may still change."""
         if not mask._on and mask.boost == 1:
             return  # a joint step that is an ordinary one
         keeper, bits = self.keepers[id(p)], mask._bits[name]
-        descent = is_descent(optimizer, group) and not closure
+        descent = is_descent(optimizer, group) and not late
         if not mask._on:
             keeper.push(p, bits, mask._drawn, mask.boost, float(group["lr"]) if descent else None)
         else:
-            mask._own[name].clear(p, bits)
+            if p.grad is not None:  # penalties and noise may have come on top of what the backward pass wrote
+                as_bits(local(p.grad)).bitwise_and_(bits)
             if descent:
                 return
             keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn)

@@ -77,7 +77,7 @@ class Keeper:
             if name in self._saved:
                 fast = as_bits(value).bitwise_and_(_fit(bits, value))
                 fast.bitwise_or_(as_bits(self._saved.pop(name)))
-            elif decayed:  # new state: weight decay is all that can have entered it at slow entries
+            elif decayed or _reached(parameter, bits):  # new state, that weight decay or a late gradient has entered
                 as_bits(value).bitwise_and_(_fit(bits, value))
 
     def _read(self, bits: Tensor, drawn: object) -> None:
@@ -87,6 +87,12 @@ class Keeper:
             self._slow = torch.bitwise_not(bits, out=self._work["slow bits"].like(bits))
             self._drawn = drawn
         self._saved.clear()
+
+
+def _reached(parameter: Tensor, bits: Tensor) -> bool:
+    """Whether slow entries have a gradient: one that a closure or a hook made during the step."""
+    grad = parameter.grad
+    return grad is not None and bool(as_bits(local(grad)).bitwise_and(torch.bitwise_not(bits)).any())
 
 
 def _fit(bits: Tensor, value: Tensor) -> Tensor:

@@ -96,11 +96,11 @@ class MultirateMask(nn.Module):
         self.structure = structure
         self.rescale = rescale
         self.targets = targets(module, parameters, structure)
-        self.module = module
-        self.train(module.training)
+        self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
         self._reports: tuple[str, tuple[list[str], ...]] = "", ()  # of a load that is going on
         self.register_load_state_dict_post_hook(_plain_names)  # type: ignore[no-untyped-call]
         self._rest()
+        self.module = module
 
     @property
     def boost(self) -> float:
@@ -227,6 +227,15 @@ class MultirateMask(nn.Module):
             if name == "module":  # not set yet: while it is unpickled, or when __init__ failed
                 raise
             return getattr(self.module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is read from the module is also set there."""
+        module = self.__dict__.get("_modules", {}).get("module")
+        own = module is None or name == "module" or name in self.__dict__ or hasattr(type(self), name)
+        if own or not hasattr(module, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(module, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrreg.shards import local
 from mrreg.workspace import Workspace
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an entry in bytes
@@ -27,26 +26,13 @@ class Substitute:
     def __init__(self) -> None:
         self.bits, self.values, self.gradients = Workspace(), Workspace(), Workspace()
         self.fresh = False  # whether the gradient of the masked tensor is nobody else's, as that of one matrix product
-        self._clean = torch.empty(0), -1  # the gradient and the version in which its slow entries were zero
 
     def gradient(self, grad: Tensor, bits: Tensor, scale: float) -> Tensor:
         """The parameter's gradient from that of the masked tensor."""
         if self.fresh:
             as_bits(grad).bitwise_and_(bits)
-            out = grad if scale == 1 else grad.mul_(scale)
-        else:
-            out = _fill(self.gradients, grad, bits, scale)
-        if out.device.type == "cpu":  # elsewhere memory is scarcer, and the pass below cheaper
-            self._clean = out.detach(), out._version
-        return out
-
-    def clear(self, parameter: Tensor, bits: Tensor) -> None:
-        """Zero the gradient of slow entries, unless nothing but the backward pass wrote there."""
-        if parameter.grad is None:
-            return
-        grad, (cleaned, version) = local(parameter.grad), self._clean
-        if not (grad._version == version and grad.numel() and grad.data_ptr() == cleaned.data_ptr()):
-            as_bits(grad).bitwise_and_(bits)
+            return grad if scale == 1 else grad.mul_(scale)
+        return _fill(self.gradients, grad, bits, scale)
 
 
 def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:

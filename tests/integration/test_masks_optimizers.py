@@ -235,6 +235,44 @@ def test_a_penalty_on_the_weights_does_not_move_held_entries() -> None:
     assert all(torch.equal(read(), bits) for read, bits in held)
 
 
+def _penalize(model: nn.Module) -> None:
+    """Weight decay as it was written before there was `weight_decay`; autograd does not count changes of `.data`."""
+    for p in model.parameters():
+        assert p.grad is not None
+        p.grad.data.add_(p.data, alpha=0.1)
+
+
+@pytest.mark.parametrize("name", ["sgd", "sgd momentum", "sgd nesterov", "adamw", "rprop"])
+@pytest.mark.parametrize("moment", ["before", "hook", "closure"])
+def test_gradients_written_after_the_backward_pass_do_not_reach_held_entries(name: str, moment: str) -> None:
+    model = mlp()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    mrreg.attach(optimizer, model)
+    if moment == "hook":
+        optimizer.register_step_pre_hook(lambda *_: _penalize(model))
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model(batch(0)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if moment != "hook":
+            _penalize(model)
+        return loss.item()
+
+    for _ in range(2):
+        held = held_bits(model, optimizer)
+        if moment == "closure":
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+        assert all(torch.equal(read(), bits) for read, bits in held)
+        for p, slow in slow_entries(masks(model)[0]):
+            assert not any(
+                optimizer.state[p][n][slow].any() for n in ("momentum_buffer", "exp_avg") if n in optimizer.state[p]
+            )
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_accumulation_over_several_forwards_is_one_step(set_to_none: bool) -> None:
     model, twin = mlp(dtype=torch.float64), mlp(dtype=torch.float64)

@@ -117,8 +117,31 @@ def test_attributes_of_the_module_are_reachable() -> None:
         _ = mask.colour
 
 
+def test_attributes_of_the_module_are_set_there() -> None:
+    mask = mrreg.MultirateMask(nn.Conv2d(3, 2, 3))
+    mask.stride, mask.weight, mask.colour = (2, 2), nn.Parameter(torch.ones(2, 3, 3, 3)), "red"
+    assert mask.module.stride == (2, 2)
+    assert [name for name, _ in mask.named_parameters()] == ["module.weight", "module.bias"]
+    assert mask.eval()(torch.ones(1, 3, 5, 5)).shape == (1, 2, 2, 2)
+    assert not hasattr(mask.module, "colour")
+    mask.module = nn.Conv2d(3, 4, 3)
+    assert mask.out_channels == 4
+
+
+def test_functional_call_with_the_names_of_the_state_dict_is_an_error_that_changes_nothing() -> None:
+    model = nn.Sequential(mrreg.MultirateMask(nn.Linear(3, 2)))
+    before = dict(vars(model[0]))
+    with pytest.raises(TypeError, match="cannot assign"):
+        torch.func.functional_call(model, {"0.weight": torch.zeros(2, 3)}, torch.ones(1, 3))
+    assert vars(model[0]) == before
+    assert [name for name, _ in model.named_parameters()] == ["0.module.weight", "0.module.bias"]
+
+
 def test_mode_of_the_module_is_kept() -> None:
     assert not mrreg.MultirateMask(nn.Linear(3, 2).eval()).training
+    frozen = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).eval())
+    assert mrreg.MultirateMask(frozen).training
+    assert not frozen[1].training
 
 
 def test_an_undriven_mask_is_dense_and_warns_once() -> None:
