@@ -17,6 +17,7 @@ from mrreg.errors import bad, some, wrong_moment
 from mrreg.hold import Group, Keeper, is_descent
 from mrreg.mask import MultirateMask
 from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
+from mrreg.paths import join
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
 from mrreg.shards import any_nonzero, is_sharded, local
 from mrreg.substitute import as_bits
@@ -286,6 +287,11 @@ def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
     if not found:
         rule, remedy = "a module that contains a MultirateMask", "Wrap a layer first."
         raise bad(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and isinstance(module.out_proj, MultirateMask):
+            remedy = "Attention reads those weights itself: mask the attention with parameters=['out_proj.weight']."
+            rule = "a module whose masks are called"
+            raise bad(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
     for name, mask in found:
         _refuse_sharding_inside(name, mask)
         if mask._driven:

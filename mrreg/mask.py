@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
@@ -20,6 +20,19 @@ from mrreg.structure import STRUCTURES, Structure, Target, targets
 from mrreg.substitute import Substitute, bits_dtype, masked
 
 WHERE = "MultirateMask"
+
+
+def _true_or_false(rescale: object) -> bool:
+    if not isinstance(rescale, bool):
+        raise bad(TypeError, WHERE, "rescale", "True or False", rescale)
+    return rescale
+
+
+CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while training
+    "p": lambda p: number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
+    "k": lambda k: whole(WHERE, "k", k),
+    "rescale": _true_or_false,
+}
 
 
 class MultirateMask(nn.Module):
@@ -86,15 +99,11 @@ class MultirateMask(nn.Module):
     ) -> None:
         super().__init__()
         _check_module(module)
-        if structure not in STRUCTURES:
-            raise bad(ValueError, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
-        if not isinstance(rescale, bool):
-            raise bad(TypeError, WHERE, "rescale", "True or False", rescale)
-        self.p = number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1)
-        self.k = whole(WHERE, "k", k)
-        self._boost = None if boost is None else number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
+        if not isinstance(structure, str) or structure not in STRUCTURES:
+            kind = ValueError if isinstance(structure, str) else TypeError
+            raise bad(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
+        self.p, self.k, self.boost, self.rescale = p, k, boost, rescale
         self.structure = structure
-        self.rescale = rescale
         self.targets = targets(module, parameters, structure)
         self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
         self._reports: tuple[str, tuple[list[str], ...]] = "", ()  # of a load that is going on
@@ -106,6 +115,10 @@ class MultirateMask(nn.Module):
     def boost(self) -> float:
         """Factor of the slow step; k unless it was given."""
         return self.k if self._boost is None else self._boost
+
+    @boost.setter
+    def boost(self, boost: float | None) -> None:
+        self._boost = None if boost is None else number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
 
     def extra_repr(self) -> str:
         """What the wrapper adds to the module, for `print(model)`."""
@@ -229,7 +242,8 @@ class MultirateMask(nn.Module):
             return getattr(self.module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What is read from the module is also set there."""
+        """Options are checked whenever they are set; what is read from the module is also set there."""
+        value = CHECKS[name](value) if name in CHECKS else value
         module = self.__dict__.get("_modules", {}).get("module")
         own = module is None or name == "module" or name in self.__dict__ or hasattr(type(self), name)
         if own or not hasattr(module, name):

@@ -95,6 +95,8 @@ def _chosen(module: nn.Module, named: dict[str, Tensor], wanted: Iterable[object
     """The parameters to mask, by name."""
     if wanted is None:
         return {name: value for name, value in named.items() if _by_default(module, name, value)}
+    if not isinstance(wanted, Iterable):
+        raise bad(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
     patterns = [wanted] if isinstance(wanted, str) else list(wanted)
     for pattern in patterns:
         if not isinstance(pattern, (str, Tensor)):

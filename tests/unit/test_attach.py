@@ -82,6 +82,15 @@ def test_other_arguments_are_checked(model: Any, seed: Any, kind: type[Exception
         mrreg.attach(optimizer, model, seed)
 
 
+def test_a_mask_that_attention_reads_and_never_calls_is_refused() -> None:
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    model.self_attn.out_proj = mrreg.MultirateMask(model.self_attn.out_proj)  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    says = "attach: model must be .*called, got 'a mask on self_attn.out_proj'. .*parameters=.'out_proj.weight'"
+    with pytest.raises(ValueError, match=says):
+        mrreg.attach(optimizer, model)
+
+
 def test_ties_to_the_outside_name_both_owners() -> None:
     embed, out = mrreg.MultirateMask(nn.Embedding(9, 4)), nn.Linear(4, 9, bias=False)
     out.weight = embed.weight

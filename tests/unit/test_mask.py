@@ -36,7 +36,10 @@ NAN = float("nan")
             ValueError,
             "structure must be one of 'weight', 'input', .*got 'unit'",
         ),
+        ({"structure": ["weight"]}, TypeError, r"structure must be one of.*got \['weight'\]"),
+        ({"structure": None}, TypeError, "structure must be one of.*got None"),
         ({"rescale": 1}, TypeError, "rescale must be True or False, got 1"),
+        ({"parameters": 5}, TypeError, "parameters must be several names, glob patterns or parameters, got 5"),
         ({"parameters": ["wieght"]}, ValueError, "parameters must be.*got 'wieght'. Did you mean 'weight'?"),
         ({"parameters": ["x*"]}, ValueError, r"parameters must be.*got 'x\*'. There is: 'bias', 'weight'"),
         ({"parameters": [3]}, TypeError, "parameters must be names, glob patterns or parameters.*got 3"),
@@ -52,6 +55,29 @@ NAN = float("nan")
 def test_arguments_out_of_range_are_named(options: dict[str, Any], kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=f"MultirateMask: {says}"):
         mrreg.MultirateMask(nn.Linear(3, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("p", 2, ValueError),
+        ("p", NAN, ValueError),
+        ("k", 0, ValueError),
+        ("k", 2.5, TypeError),
+        ("boost", -1, ValueError),
+        ("rescale", None, TypeError),
+    ],
+)
+def test_options_are_checked_when_they_are_changed(name: str, value: Any, kind: type[Exception]) -> None:
+    mask = mrreg.MultirateMask(nn.Linear(3, 2), k=4)
+    before = getattr(mask, name)
+    with pytest.raises(kind, match=f"MultirateMask: {name} must be"):
+        setattr(mask, name, value)
+    assert getattr(mask, name) == before
+    mask.boost = 2
+    assert mask.boost == 2.0
+    mask.boost = None
+    assert mask.boost == 4
 
 
 @pytest.mark.parametrize(
