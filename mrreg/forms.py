@@ -1,11 +1,11 @@
 """`MultirateSGD` and `MultirateAdamW`: the engine over one base optimizer, its groups divided by period."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import inf, isfinite
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from mrreg.checks import number, whole
@@ -94,18 +94,18 @@ class MultirateSGD(Multirate):
         gradient: str = "sync",
     ) -> None:
         where = "MultirateSGD"
-        numbers = _numbers(where, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        _check_flags(where, nesterov=nesterov, maximize=maximize)
-        groups = _groups(where, params, numbers["lr"], k, fast, slow_lr)
-        base = torch.optim.SGD(
-            groups,
-            **numbers,
-            dampening=number(where, "dampening", dampening, "finite", isfinite),
-            nesterov=nesterov,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-        )
+        options: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+        }
+        options = _checked(where, options)
+        base = torch.optim.SGD(_groups(where, params, options["lr"], k, fast, slow_lr), **options)
         super().__init__([(base, None)], drift=drift, gradient=gradient)
 
 
@@ -184,22 +184,19 @@ class MultirateAdamW(Multirate):
         gradient: str = "sync",
     ) -> None:
         where = "MultirateAdamW"
-        numbers = _numbers(where, lr=lr, eps=eps, weight_decay=weight_decay)
-        if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise bad(TypeError, where, "betas", "a pair of numbers", betas)
-        checked = _number(where, "betas[0]", betas[0], below=1), _number(where, "betas[1]", betas[1], below=1)
-        _check_flags(where, amsgrad=amsgrad, maximize=maximize, capturable=capturable)
-        groups = _groups(where, params, numbers["lr"], k, fast, slow_lr)
-        base = torch.optim.AdamW(
-            groups,
-            **numbers,
-            betas=checked,
-            amsgrad=amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            fused=fused,
-        )
+        options: dict[str, Any] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "fused": fused,
+        }
+        options = _checked(where, options)
+        base = torch.optim.AdamW(_groups(where, params, options["lr"], k, fast, slow_lr), **options)
         super().__init__([(base, None)], drift=drift, gradient=gradient)
 
 
@@ -209,11 +206,11 @@ def _groups(
     """The groups with a period each: those of `fast` have 1, those marked slow have k."""
     k = whole(where, "k", k)
     slow_lr = _rate(where, slow_lr)
-    if isinstance(params, Tensor | Mapping | str) or not isinstance(params, Iterable):
+    if isinstance(params, Tensor | Mapping | str | nn.Module) or not isinstance(params, Iterable):
         raise bad(TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__)
     items: list[Any] = list(params)
     groups: list[Group] = (
-        [dict(item) for item in items] if items and isinstance(items[0], Mapping) else [{"params": items}]
+        [_checked(where, item) for item in items] if items and isinstance(items[0], Mapping) else [{"params": items}]
     )
     if fast is not None:
         if any(group.get("period") is not None for group in groups):
@@ -238,10 +235,6 @@ def _rate(where: str, slow_lr: object) -> Any:
     return slow_lr
 
 
-def _numbers(where: str, **values: object) -> dict[str, Any]:
-    return {name: _number(where, name, value) for name, value in values.items()}
-
-
 def _number(where: str, name: str, value: object, below: float = inf) -> Any:
     """A tensor with a number, or a float; torch's own checks let NaN, infinity, True and NumPy's numbers pass."""
     if isinstance(value, Tensor) and value.numel() != 1:
@@ -252,10 +245,40 @@ def _number(where: str, name: str, value: object, below: float = inf) -> Any:
     return value if isinstance(value, Tensor) else checked
 
 
-def _check_flags(where: str, **values: object) -> None:
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise bad(TypeError, where, name, "True or False", value)
+def _betas(where: str, name: str, value: object) -> tuple[Any, Any]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise bad(TypeError, where, name, "a pair of numbers", value)
+    return _number(where, f"{name}[0]", value[0], below=1), _number(where, f"{name}[1]", value[1], below=1)
+
+
+def _finite(where: str, name: str, value: object) -> float:
+    return number(where, name, value, "finite", isfinite)
+
+
+def _flag(where: str, name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise bad(TypeError, where, name, "True or False", value)
+    return value
+
+
+def _choice(where: str, name: str, value: object) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise bad(TypeError, where, name, "True, False or None", value)
+    return value
+
+
+CHECKS: Mapping[str, Callable[[str, str, object], Any]] = {
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "eps"), _number),
+    **dict.fromkeys(("nesterov", "maximize", "amsgrad", "capturable"), _flag),
+    **dict.fromkeys(("foreach", "fused"), _choice),
+    "dampening": _finite,
+    "betas": _betas,
+}
+
+
+def _checked(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the optimizer or of one group; torch checks few of the former and none of the latter."""
+    return {name: CHECKS[name](where, name, value) if name in CHECKS else value for name, value in options.items()}
 
 
 def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:

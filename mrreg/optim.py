@@ -182,6 +182,8 @@ class Multirate(Optimizer):
         periods = [group["period"] for group in self.param_groups]
         if periods != self._periods:
             check_periods(type(self).__name__, self.param_groups)
+            for group in self.param_groups:
+                group["period"] = int(group["period"])  # NumPy's could not be loaded with weights_only=True
             self._periods = periods
 
     def _advance(self) -> None:

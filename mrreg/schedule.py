@@ -1,12 +1,13 @@
 """Changing the periods of a `Multirate` while it trains."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
 from mrreg.checks import whole
-from mrreg.errors import bad
+from mrreg.errors import NoEffectWarning, bad
 from mrreg.parts import check_periods
 
 Rule = Callable[[int], int]
@@ -27,6 +28,9 @@ class PeriodScheduler:
     Raises:
         TypeError: If `optimizer` has no periods, or a function is none or returns no whole number.
         ValueError: If a period is below 1, or the periods do not divide each other; nothing has changed then.
+
+    Warns:
+        NoEffectWarning: If there is one function and no group for it.
 
     Example:
         >>> import mrreg
@@ -51,6 +55,10 @@ class PeriodScheduler:
             raise bad(TypeError, where, "optimizer", rule, type(optimizer).__name__)
         if callable(period_lambda):
             rules = [period_lambda if group["initial_period"] > 1 else None for group in groups]
+            if not any(rules):
+                problem = "no group has had a period above 1 at construction, so the function sets none"
+                remedy = "Build the optimizer with such a period, or give a list with one function or None per group."
+                warnings.warn(f"{where}: {problem}. {remedy}", NoEffectWarning, stacklevel=2)
         elif isinstance(period_lambda, Sequence) and len(period_lambda) == len(groups):
             rules = list(period_lambda)
         else:

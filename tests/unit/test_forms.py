@@ -144,10 +144,13 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (TypeError, {"slow_lr": None}, "slow_lr must be a number"),
     (ValueError, {"weight_decay": -1}, "weight_decay must be finite and at least 0, got -1"),
     (TypeError, {"maximize": 1}, "maximize must be True or False, got 1"),
+    (TypeError, {"foreach": "no"}, "foreach must be True, False or None, got 'no'"),
+    (TypeError, {"fused": 1}, "fused must be True, False or None, got 1"),
     (TypeError, {"drift": "yes"}, "drift must be True or False, got 'yes'"),
     (ValueError, {"gradient": "max"}, "gradient must be one of"),
     (TypeError, {"params": net.weight}, "params must be parameters"),
     (TypeError, {"params": net}, "params must be parameters"),
+    (TypeError, {"params": nn.Sequential(net)}, "params must be parameters"),
     (TypeError, {"params": None}, "params must be parameters"),
     (ValueError, {"fast": []}, "fast must be a choice of at least one parameter"),
     (ValueError, {"fast": other}, r"fast must be parameters of the model"),
@@ -167,24 +170,38 @@ def test_refused(form: Any, kind: type[Exception], options: dict[str, Any], mess
     assert net.weight.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("form", "kind", "options", "message"),
-    [
-        (mrreg.MultirateSGD, ValueError, {"momentum": -0.5}, "momentum must be finite and at least 0, got -0.5"),
-        (mrreg.MultirateSGD, TypeError, {"momentum": None}, "momentum must be a number"),
-        (mrreg.MultirateSGD, ValueError, {"dampening": float("nan")}, "dampening must be finite"),
-        (mrreg.MultirateSGD, ValueError, {"nesterov": True}, "Nesterov momentum requires a momentum"),
-        (mrreg.MultirateSGD, TypeError, {"nesterov": None}, "nesterov must be True or False"),
-        (mrreg.MultirateAdamW, TypeError, {"betas": 0.9}, "betas must be a pair"),
-        (mrreg.MultirateAdamW, ValueError, {"betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), got 1.0"),
-        (mrreg.MultirateAdamW, TypeError, {"betas": (None, 0.9)}, r"betas\[0\] must be a number"),
-        (mrreg.MultirateAdamW, ValueError, {"eps": -1}, "eps must be finite"),
-        (mrreg.MultirateAdamW, TypeError, {"amsgrad": 0}, "amsgrad must be True or False"),
-    ],
-)
+OF_ONE_FORM: list[tuple[Any, type[Exception], dict[str, Any], str]] = [
+    (mrreg.MultirateSGD, ValueError, {"momentum": -0.5}, "momentum must be finite and at least 0, got -0.5"),
+    (mrreg.MultirateSGD, TypeError, {"momentum": None}, "momentum must be a number"),
+    (mrreg.MultirateSGD, ValueError, {"dampening": float("nan")}, "dampening must be finite"),
+    (mrreg.MultirateSGD, ValueError, {"nesterov": True}, "Nesterov momentum requires a momentum"),
+    (mrreg.MultirateSGD, TypeError, {"nesterov": None}, "nesterov must be True or False"),
+    (mrreg.MultirateAdamW, TypeError, {"betas": 0.9}, "betas must be a pair"),
+    (mrreg.MultirateAdamW, ValueError, {"betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), got 1.0"),
+    (mrreg.MultirateAdamW, TypeError, {"betas": (None, 0.9)}, r"betas\[0\] must be a number"),
+    (mrreg.MultirateAdamW, ValueError, {"eps": -1}, "eps must be finite"),
+    (mrreg.MultirateAdamW, TypeError, {"amsgrad": 0}, "amsgrad must be True or False"),
+]
+
+
+@pytest.mark.parametrize(("form", "kind", "options", "message"), OF_ONE_FORM)
 def test_refused_options_of_one_form(form: Any, kind: type[Exception], options: dict[str, Any], message: str) -> None:
     with pytest.raises(kind, match=message):
         form(**FIT | options)
+
+
+OF_GROUPS = {"lr", "weight_decay", "maximize", "foreach", "fused"}
+IN_GROUPS = [row for row in OF_ONE_FORM if row[2] != {"nesterov": True}]  # that torch checks of the constructor alone
+IN_GROUPS += [(form, *row) for form in BOTH for row in REFUSED if OF_GROUPS.issuperset(row[1])]
+
+
+@pytest.mark.parametrize(("form", "kind", "options", "message"), IN_GROUPS)
+def test_refused_options_of_one_group(form: Any, kind: type[Exception], options: dict[str, Any], message: str) -> None:
+    """Torch takes any there, and fails at the first step or trains with them."""
+    groups = [{"params": [net.weight]}, {"params": [net.bias], **options}]
+    with pytest.raises(kind, match=message):
+        form(groups, fast=net.bias)
+    assert net.weight.requires_grad
 
 
 def test_positional_arguments_are_those_of_the_issue() -> None:
@@ -207,3 +224,13 @@ def test_numpy_numbers_become_pythons(form: Any) -> None:
         )
         kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
         assert kinds <= {int, float, bool, str, list, tuple, type(None)}
+
+
+def test_a_numpy_period_set_by_hand_becomes_pythons() -> None:
+    net = network()
+    optimizer = sgd(net, k=2)
+    optimizer.param_groups[1]["period"] = np.int64(4)
+    train(net, optimizer, range(3))
+    kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
+    assert kinds <= {int, float, bool, str, list, type(None)}
+    assert optimizer.param_groups[1]["next_sync"] == 4

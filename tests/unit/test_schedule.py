@@ -41,6 +41,14 @@ def test_one_function_per_group() -> None:
     assert scheduler.get_last_period() == [1, 3, 6]
 
 
+def test_one_function_for_no_group_is_told() -> None:
+    optimizer = sgd(network(), k=1)
+    with pytest.warns(mrreg.NoEffectWarning, match="PeriodScheduler: no group .* Build the optimizer with"):
+        mrreg.PeriodScheduler(optimizer, growing)
+    mrreg.PeriodScheduler(optimizer, [None, growing])
+    assert [group["period"] for group in optimizer.param_groups] == [1, 2]
+
+
 def test_resumes() -> None:
     nets = network(), network()
     optimizers = [sgd(net, k=2) for net in nets]
