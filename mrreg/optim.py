@@ -18,7 +18,7 @@ from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags, watch_others
 from mrreg.gather import Gathered, begin, gather
 from mrreg.parts import check_gradients, check_parts, check_periods, planned
-from mrreg.saved import STATELESS, check_saved
+from mrreg.saved import STATELESS, check_saved, of_bases
 from mrreg.shards import local_all
 from mrreg.watch import GradientWatch, ParallelWatch, have_gradient
 
@@ -217,7 +217,11 @@ class Multirate(Optimizer):
         """Let a base take its step on the groups that are due, and note the directions of those that will be held."""
         gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
         held = [self._measured(base, group) for group in groups if ends[id(group)] > now + 1]
-        call(base, step, groups)
+        try:
+            call(base, step, groups)
+        finally:
+            for each in gathered:
+                each.give_back()
         for group, params, finish in held:
             if self._drift:
                 shared = has_buffer(base, group)
@@ -225,8 +229,6 @@ class Multirate(Optimizer):
             elif params:
                 rest_of_cycle = (now + 1 - ends[id(group)]) * step_size(group)
                 torch._foreach_add_(local_all(params), local_all(finish()), alpha=rest_of_cycle)
-        for each in gathered:
-            each.give_back()
 
     def _measured(self, base: Optimizer, group: Group) -> tuple[Group, list[Tensor], Finish]:
         """A group that will be held, those of its parameters that move, and how to find their directions."""
@@ -298,14 +300,16 @@ class Multirate(Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with an entry for parameters without state beside others with one.
+        """As in torch, with an entry for parameters that train without state beside others with one.
 
         Without it, torch's `set_state_dict` refuses a fast part of plain SGD beside a slow part that drifts.
         """
         saved = super().state_dict()
-        for group in saved["param_groups"] if saved["state"] else ():
-            for index in group["params"]:
-                saved["state"].setdefault(index, {STATELESS: True})
+        for i, group in enumerate(saved["param_groups"] if saved["state"] else ()):
+            trained = set(self._flags.trainable(i))
+            for index, p in zip(group["params"], self.param_groups[i]["params"], strict=True):
+                if p in trained:
+                    saved["state"].setdefault(index, {STATELESS: True})
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -315,6 +319,8 @@ class Multirate(Optimizer):
             state_dict: From `state_dict()` of an optimizer with the same parts.
         """
         where = f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state_dict, dict):
+            raise bad(TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__)
 
         def check(_: Optimizer, saved: dict[str, Any]) -> None:
             check_saved(where, self._bases, saved)
@@ -349,7 +355,8 @@ class Multirate(Optimizer):
         remaining = iter(self.param_groups)
         for base, _ in self._bases:
             groups = [next(remaining) for _ in base.param_groups]
-            base.__setstate__({"state": self.state, "param_groups": groups})
+            base.__setstate__({"state": of_bases(self.state), "param_groups": groups})
+            base.state = self.state
         self._courses.clear()
         self._first = True
         self._switch()

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mrreg.base import Step, copied, rebuilt
 from mrreg.checks import whole
 from mrreg.clock import AT_START
-from mrreg.drift import BUFFER, BUFFERED, DIRECTION, RESTING, Group, has_buffer
+from mrreg.drift import BUFFER, BUFFERED, DIRECTION, RESTING, Group, key_of
 from mrreg.errors import bad, some
 from mrreg.gather import GATHERED
 from mrreg.parts import GRADIENTS, check_periods
@@ -120,7 +120,7 @@ def _check_state(where: str, argument: str, base: Optimizer, group: Group, state
                 rule = f"saved with {key} of shape {tuple(p.shape)}"
                 raise bad(ValueError, where, argument, rule, found, "The model differs.")
     if group["drift"]:
-        key = BUFFER if has_buffer(base, group) else DIRECTION
+        key = key_of(base, states)
         _check_complete(where, argument, group["moving"], sum(own.get(key) is not None for own in states))
 
 
@@ -134,15 +134,20 @@ def _check_complete(where: str, argument: str, moving: int, found: int) -> None:
         raise bad(ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy)
 
 
+def of_bases(state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
+    """The state in which bases find something of theirs: Adam refuses one that holds nothing but what we gathered."""
+    return defaultdict(dict, {p: own for p, own in state.items() if own.keys() - set(OURS)})
+
+
 def _rehearse(where: str, base: Optimizer, step: Step, groups: list[Group], states: list[list[dict[str, Any]]]) -> None:
     """Let a copy of the base take what it would be given: bases find their own faults, but too late to go back."""
     kind, attributes = copied(base)
     params = [p for group in groups for p in group["params"]]
-    state = {p: dict(own) for p, own in zip(params, chain.from_iterable(states), strict=True) if own}
+    state = of_bases({p: dict(own) for p, own in zip(params, chain.from_iterable(states), strict=True)})
     given = [dict(group) for group in groups]
     rule = f"a saved state of {kind.__name__}"
     try:
-        rebuilt(kind, {**attributes, "state": defaultdict(dict, state), "param_groups": given})
+        rebuilt(kind, {**attributes, "state": state, "param_groups": given})
         wanted = [_first_state(kind, step, group) for group in given]
     except Exception as error:
         raise bad(ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", OTHER) from error
@@ -158,7 +163,8 @@ def _first_state(kind: type[Optimizer], step: Step, group: Group) -> set[str]:
     """The names that the state of a parameter has after its first step; of torch's optimizers, known by trying."""
     if not _is_torchs(kind):
         return set()
-    options = {key: group[key] for key in inspect.signature(kind).parameters if key in group and key not in NOT_TRIED}
+    names = inspect.signature(kind).parameters.keys() & group.keys() - set(NOT_TRIED)
+    options: Any = {name: v.item() if isinstance(v := group[name], Tensor) else v for name in names}  # from any device
     p = torch.zeros(1, requires_grad=True)
     p.grad = torch.zeros(1)
     trial = kind([p], **options)

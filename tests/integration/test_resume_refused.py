@@ -8,7 +8,7 @@ from typing import Any
 import mask_cases
 import pytest
 import torch
-from optim_cases import Make, adamw, network, same, sgd, train
+from optim_cases import Make, adamw, loss, network, same, sgd, train
 from torch import nn
 
 import mrreg
@@ -130,6 +130,78 @@ def test_multirate(make: Make, damage: Damage, says: str) -> None:
     train(net, optimizer, range(2, 8))
     train(twin, untouched, range(2, 8))
     assert same(net, twin)
+
+
+@pytest.mark.parametrize("saved", [None, "x", [], 5])
+def test_what_is_no_dictionary(saved: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"load_state_dict: state_dict must be the state_dict\(\) of an optimizer"
+    ):
+        sgd(network()).load_state_dict(saved)
+
+
+def test_gathered_gradients_before_the_first_step_are_no_damage() -> None:
+    """A slow parameter without gradient at the first sync step has nothing but what was gathered since."""
+    net = network()
+    optimizer = adamw(net, gradient="mean")
+    for t in range(2):
+        torch.autograd.backward(loss(net, t))
+        if t == 0:
+            net.trunk.weight.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    fresh = copy.deepcopy(net)
+    other = adamw(fresh, gradient="mean")
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(net, optimizer, range(2, 7))
+    train(fresh, other, range(2, 7))
+    assert same(net, fresh)
+
+
+def test_an_older_checkpoint_without_a_word_on_drift() -> None:
+    net = network()
+    optimizer = sgd(net)
+    train(net, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        del group["drift"]
+    other = sgd(network())
+    other.load_state_dict(saved)
+    assert other.due == (True, False)
+    assert other.param_groups[0]["drift"] is True
+
+
+def test_torch_s_own_optimizer_takes_ours_with_frozen_parameters() -> None:
+    net = network()
+    net.head.bias.requires_grad_(False)
+    optimizer = adamw(net)
+    train(net, optimizer, range(2))
+    other = plain_adamw(net)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.close()
+    train(net, other, range(2, 4))
+
+
+def test_gradients_are_given_back_where_a_base_fails() -> None:
+    class Failing(torch.optim.SGD):
+        fail = False
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            if self.fail:
+                raise ArithmeticError("no")
+            super().step()
+
+    net = network()
+    bases = torch.optim.SGD(net.head.parameters(), lr=0.1), Failing(net.trunk.parameters(), lr=0.1)
+    optimizer = mrreg.Multirate([(bases[0], 1), (bases[1], 2)], gradient="mean")
+    train(net, optimizer, range(2))
+    torch.autograd.backward(loss(net, 2))
+    grad = net.trunk.weight.grad
+    bases[1].fail = True
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    assert net.trunk.weight.grad is grad
+    assert optimizer.param_groups[0]["clock"] == 2
 
 
 def test_a_checkpoint_without_drift_does_not_drift_a_second_time() -> None:
