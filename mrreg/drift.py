@@ -34,6 +34,11 @@ def has_buffer(base: torch.optim.Optimizer, group: Group) -> bool:
     return type(base) in BUFFERED and group["momentum"] != 0 and not group.get("nesterov")
 
 
+def key_of(base: torch.optim.Optimizer, states: Iterable[dict[str, Any]]) -> str:
+    """Where the directions of a group's parameters are; its options may have changed since they were found."""
+    return DIRECTION if type(base) not in BUFFERED or any(DIRECTION in own for own in states) else BUFFER
+
+
 def measure(base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> Finish:
     """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter."""
     if not params:
@@ -116,14 +121,14 @@ class Course:
     def found(cls, base: torch.optim.Optimizer, group: Group, state: State) -> "Course":
         """The course that a state holds, after loading."""
         known = [(p, state.get(p) or {}) for p in group["params"]]
-        drawn = any(DIRECTION in own for _, own in known) or type(base) not in BUFFERED
-        key = DIRECTION if drawn else BUFFER
+        key = key_of(base, [own for _, own in known])
         moving = [(p, own) for p, own in known if own.get(key) is not None and RESTING not in own]
         return cls(key, [p for p, _ in moving], [own for _, own in moving])
 
     def fits(self, state: State) -> bool:
         """Whether the states are still those of the optimizer; the user may have emptied or replaced them."""
-        return not self._params or state.get(self._params[0]) is self._states[0]
+        same = not self._params or state.get(self._params[0]) is self._states[0]
+        return same and all(self._key in own for own in self._states)
 
     def advance(self, lr: float) -> None:
         """Move along the directions."""

@@ -209,6 +209,8 @@ def _groups(
     if isinstance(params, Tensor | Mapping | str | nn.Module) or not isinstance(params, Iterable):
         raise bad(TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__)
     items: list[Any] = list(params)
+    if not items:
+        raise bad(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
     groups: list[Group] = (
         [_checked(where, item) for item in items] if items and isinstance(items[0], Mapping) else [{"params": items}]
     )

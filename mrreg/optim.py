@@ -206,6 +206,7 @@ class Multirate(Optimizer):
                 if group["next_sync"] != now:
                     self._between(base, group)
             if mine:
+                base.state = self.state  # which the user may have replaced
                 self._sync(base, step, mine, ends, now)
         for group in due:
             group["last_sync"], group["next_sync"] = now, ends[id(group)]

@@ -257,6 +257,23 @@ def test_a_changed_period_is_saved() -> None:
     assert same(net, fresh)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"momentum": 0.9}, {"momentum": 0.0}), ({"momentum": 0.0}, {"momentum": 0.9}), ({}, {"nesterov": True})],
+)
+def test_options_that_change_between_sync_steps_do_not_change_what_is_held(before: Any, after: Any) -> None:
+    net = network()
+    optimizer = sgd(net, **before)
+    train(net, optimizer, range(1))
+    optimizer.param_groups[1] |= after
+    fresh = copy.deepcopy(net).requires_grad_(True)
+    other = sgd(fresh, **before)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(net, optimizer, range(1, 9))
+    train(fresh, other, range(1, 9))
+    assert same(net, fresh)
+
+
 def test_bases_and_optimizer_stay_one_after_loading() -> None:
     """apex 766: after loading, schedulers acted on groups that no step reads."""
     net = network()

@@ -152,6 +152,7 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (TypeError, {"params": net}, "params must be parameters"),
     (TypeError, {"params": nn.Sequential(net)}, "params must be parameters"),
     (TypeError, {"params": None}, "params must be parameters"),
+    (ValueError, {"params": [], "fast": None}, "params must be at least one parameter, got .*iterator ends after use"),
     (ValueError, {"fast": []}, "fast must be a choice of at least one parameter"),
     (ValueError, {"fast": other}, r"fast must be parameters of the model"),
     (TypeError, {"fast": 3}, "fast must be"),

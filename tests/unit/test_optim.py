@@ -3,6 +3,7 @@
 import copy
 import gc
 import warnings
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -319,6 +320,31 @@ def test_state_that_the_user_replaced_is_used() -> None:
     assert torch.equal(net.trunk.weight, before)
     optimizer.state.clear()
     train(net, optimizer, range(3, 8))
+
+
+def emptied(optimizer: Any) -> None:
+    for own in optimizer.state.values():
+        own.clear()
+
+
+def replaced(optimizer: Any) -> None:
+    optimizer.state = defaultdict(dict)
+
+
+@pytest.mark.parametrize("reset", [emptied, replaced])
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.0}, {"gradient": "mean"}])
+def test_state_that_the_user_reset_rests_and_starts_again(reset: Any, options: dict[str, Any]) -> None:
+    for steps in range(1, 4):
+        net = network()
+        optimizer = sgd(net, **options)
+        train(net, optimizer, range(steps))
+        reset(optimizer)
+        before = net.trunk.weight.clone()
+        train(net, optimizer, range(steps, 3))
+        assert torch.equal(net.trunk.weight, before)
+        train(net, optimizer, range(3, 4))
+        assert optimizer.state[net.trunk.weight]
+        assert not torch.equal(net.trunk.weight, before)
 
 
 def test_float32_is_as_exact_as_torch() -> None:
