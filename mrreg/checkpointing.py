@@ -22,9 +22,10 @@ def refuse_checkpointing(module: nn.Module, weights: Iterable[Tensor]) -> Iterat
     """Run a masked forward so that a checkpoint inside raises; the yielded function looks at the output.
 
     Both forms of torch.utils.checkpoint are found while the forward runs: the usual one needs hooks on saved tensors,
-    the reentrant one leaves its node in the graph. A single layer has no room for either.
+    the reentrant one leaves its node in the graph. A single layer of torch has no room for either.
     """
-    if torch.compiler.is_compiling() or not next(module.children(), None):
+    single = type(module).__module__.startswith("torch.nn.") and not next(module.children(), None)
+    if single or torch.compiler.is_compiling():
         yield lambda output: output
         return
     first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=None)

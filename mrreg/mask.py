@@ -194,7 +194,7 @@ class MultirateMask(nn.Module):
         """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
         cycle, phase = divmod(clock, self.k)
         masking = self.p > 0 and phase < self.k - 1
-        if masking or (self.p > 0 and self.boost != 1):
+        if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
             self._draw(seed, first, cycle)
         else:
             self._drawn, self._bits, self._kept = None, {}, {}

@@ -294,10 +294,23 @@ def test_checkpointing_around_a_mask_is_right(reentrant: bool) -> None:
     assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
 
 
+class CheckpointedLayer(nn.Linear):
+    """A layer without others inside that checkpoints what it computes."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(6, 5)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(lambda z: torch.tanh(z @ self.weight.T), x, use_reentrant=self.reentrant)
+        return y
+
+
+@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_inside_a_mask_is_refused(reentrant: bool, around: bool) -> None:
-    mask, _optimizer = _attached(Checkpointed(nn.Linear(6, 5), reentrant))
+def test_checkpointing_inside_a_mask_is_refused(reentrant: bool, around: bool, single: bool) -> None:
+    mask, _optimizer = _attached(CheckpointedLayer(reentrant) if single else Checkpointed(nn.Linear(6, 5), reentrant))
     x = torch.randn(3, 6, requires_grad=True)
     with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
         checkpoint(mask, x, use_reentrant=False) if around and not reentrant else mask(x)

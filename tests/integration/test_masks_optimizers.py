@@ -403,6 +403,21 @@ def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
     assert masks(model)[0]._on == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
 
 
+def test_boost_may_change_at_any_step() -> None:
+    """On the joint step itself too, after a cycle that boosted nothing."""
+    model = mlp(k=2, boost=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    ((weight, slow),) = slow_entries(masks(model)[0])
+    train(model, optimizer, 1)
+    masks(model)[0].boost = 5
+    before = weight.detach().clone()
+    train(model, optimizer, range(1, 2))
+    assert weight.grad is not None
+    factor = torch.where(slow, 5.0, 1.0)
+    assert torch.allclose(weight, before - 0.1 * factor * weight.grad, atol=1e-7)
+
+
 class Wide(torch.optim.Optimizer):
     """Momentum in float64 for parameters of any type, assigned anew on every step."""
 
