@@ -112,8 +112,10 @@ class Driver:
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
                     raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
-                if id(p) in group_of and (late or p.grad is not None):
-                    self._keep(optimizer, mask, target.name, p, group_of[id(p)], late)
+                if group := group_of.get(id(p)):
+                    _check_fast(group, target.name)
+                    if late or p.grad is not None:
+                        self._keep(optimizer, mask, target.name, p, group, late)
 
     def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
         """Before a step, for one parameter; `late` says whether its gradient may still change."""
@@ -335,11 +337,16 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
     for position, optimizer in enumerate(optimizers):
         for group in optimizer.param_groups:
             if any(p is other for other in group["params"]):
-                if group.get("period", 1) != 1:
-                    remedy = "Masked parameters must be in a fast part, which is updated on every step."
-                    raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
+                _check_fast(group, path)
                 return position
     return None
+
+
+def _check_fast(group: Group, path: str) -> None:
+    """Refuse a slow part of a `Multirate`: its drift would move what a mask holds."""
+    if group.get("period", 1) != 1:
+        remedy = "Masked parameters must be in a fast part, which is updated on every step."
+        raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
 
 
 def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:

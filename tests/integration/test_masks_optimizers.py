@@ -387,6 +387,23 @@ def test_composes_with_the_multirate_optimizer() -> None:
         mrreg.attach(optimizer, slow)
 
 
+def test_a_masked_part_that_becomes_slow_is_refused() -> None:
+    """Drift along momentum would move what the masks hold."""
+    model = nn.Sequential(mlp(), nn.Linear(3, 3))
+    parts = [(torch.optim.SGD(part.parameters(), lr=0.1, momentum=0.9), 1) for part in model]
+    optimizer = mrreg.Multirate(parts)
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 2)
+    optimizer.param_groups[0]["period"] = 2
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="part of period 1, got 2"):
+        train(model, optimizer, range(2, 3))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.param_groups[0]["period"] = 1
+    train(model, optimizer, range(2, 9))
+    assert optimizer.param_groups[0]["clock"] == 9
+
+
 @pytest.mark.parametrize(("name", "value"), [("p", 0.0), ("p", 0.9), ("k", 2), ("k", 1)])
 def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
     """A change of p counts from the next step's masks on; what is masked is held in any case."""
