@@ -116,12 +116,13 @@ class Multirate(Optimizer):
         super().__init__([group for group, _ in plans], {key: bases[0].defaults[key] for key in shared})
         for base in bases:
             self.state.update(base.state)
-            base.state = self.state
         self._drift = drift
         self._begin(bases, Flags.of(group["params"] for group in self.param_groups))
 
     def _begin(self, bases: list[Optimizer], flags: Flags) -> None:
         """Set up what is not saved."""
+        for base in bases:
+            base.state = self.state
         self._bases = [(base, plain_step(base)) for base in bases]
         self._periods: list[int] = []
         self._flags = flags
@@ -342,7 +343,8 @@ class Multirate(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_bases" in state:
-            bases = [rebuilt(*base) for base in state.pop("_bases")]
+            theirs = of_bases(state["state"])
+            bases = [rebuilt(kind, own | {"state": theirs}) for kind, own in state.pop("_bases")]
             flags = Flags(state.pop("_flags"))
             super().__setstate__(state)
             self._begin(bases, flags)

@@ -137,6 +137,26 @@ def test_a_resting_parameter_still_rests_after_loading() -> None:
         assert not torch.equal(each.trunk.weight, before)
 
 
+@pytest.mark.parametrize("route", [through_deepcopy, through_pickle, through_file])
+def test_gradients_gathered_before_a_first_step_are_kept(route: Any) -> None:
+    """Adam refuses a state without its own entries, and a parameter may have gathered before Adam saw it."""
+
+    def make(net: Net) -> Any:
+        return adamw(net, gradient="mean")
+
+    net = network()
+    optimizer = make(net)
+    net.trunk.weight.requires_grad_(False)  # no gradient at the first sync step
+    train(net, optimizer, range(1))
+    net.trunk.weight.requires_grad_(True)
+    train(net, optimizer, range(1, 2))
+    other_net, other = route(net, optimizer, make)
+    assert all(base.state is other.state for base, _ in other._bases)
+    train(net, optimizer, range(2, 9))
+    train(other_net, other, range(2, 9))
+    assert same(net, other_net)
+
+
 def test_copies_share_nothing() -> None:
     net = network()
     optimizer = sgd(net)
