@@ -67,7 +67,7 @@ def plain_adamw(net: Any) -> torch.optim.Optimizer:
 
 
 BOTH: list[tuple[str, Damage, str]] = [
-    ("clock, a word", put("clock", "2"), "'clock'] must be a number, got '2'"),
+    ("clock, a word", put("clock", "2"), "'clock'] must be a whole number, at least 0, got '2'"),
     ("clock, negative", put("clock", -1), "'clock'] must be a whole number, at least 0, got -1"),
     ("clock, a float", put("clock", 2.0), "'clock'] must be a whole number"),
     ("clock past a sync step", put("clock", 7), "between its last and its next sync step, got {'clock': 7"),
@@ -76,17 +76,17 @@ BOTH: list[tuple[str, Damage, str]] = [
     ("two clocks", lose("param_groups", 1, "clock"), "one clock, got [2, 0]"),
     ("no clock", lambda s: [lose("param_groups", i, "clock")(s) for i in (0, 1)], "between its last and its next"),
     ("period 0", put("period", 0, 1), "'period'] must be a whole number, at least 1, got 0"),
-    ("period, a word", put("period", "3", 1), "'period'] must be a number, got '3'"),
+    ("period, a word", put("period", "3", 1), "'period'] must be a whole number, at least 1, got '3'"),
     ("no fast part", put("period", 3), "period must be 1 for the fastest part, got [3]"),
     ("period at construction", put("initial_period", 4, 1), "saved with period 3, got 4"),
     ("drift", put("drift", False), "saved with drift=True, got False"),
     ("gradient", put("gradient", "total", 1), "one of ('sync', 'mean', 'sum'), got 'total'"),
-    ("moving", put("moving", None, 1), "'moving'] must be a number, got None"),
+    ("moving", put("moving", None, 1), "'moving'] must be a whole number, at least 0, got None"),
     ("no state", lose("state"), "must be the state_dict() of an optimizer, got \"nothing usable under 'state'"),
     ("no groups", lose("param_groups"), "nothing usable under 'param_groups'"),
     ("no parameters", lose("param_groups", 0, "params"), "a parameter group without 'params'"),
     ("no lr", lose("param_groups", 0, "lr"), "groups without 'lr'"),
-    ("lr, a word", put("lr", "0.1", 0), "'lr'] must be a number, got '0.1'"),
+    ("lr, a word", put("lr", "0.1", 0), "'lr'] must be something like 0."),
     ("a part less", lose("param_groups", 1), "saved with 2 parameter groups, got 1"),
     ("state, a word", state(0, "x"), "'x' as the state of a parameter"),
 ]
@@ -95,7 +95,14 @@ SGD = [
     ("no momentum", lose("param_groups", 0, "momentum"), "groups without 'momentum'"),
     ("a word as buffer", state(0, {"momentum_buffer": "x"}), "momentum_buffer of shape (2, 8), got 'x'"),
     ("other shape", state(2, {"momentum_buffer": torch.zeros(5)}), "momentum_buffer of shape (8, 4), got (5,)"),
-    ("no buffer", state(2, {"momentum_buffer": None}), "saved with the state of 2 moving parameters, got 1"),
+    ("no buffer", state(2, {"momentum_buffer": None}), "saved with momentum_buffer of shape (8, 4), got None"),
+    ("no state", lose("state", 2), "saved with the state of 2 moving parameters, got 1"),
+    (
+        "state of nobody",
+        state(9, {"momentum_buffer": torch.zeros(2)}),
+        "that of '0', '1', '2', '3', '9' for [0",
+    ),
+    ("a flag", put("nesterov", "no", 0), "'nesterov'] must be something like False, got 'no'"),
     ("of MultirateAdamW", replaced(adamw), "groups without 'dampening', 'momentum'"),
     ("of AdamW", replaced(plain_adamw), "saved with period 3, got 1"),
 ]
@@ -104,6 +111,9 @@ ADAMW = [
     ("renamed step", rename("step", "count"), "one that it cannot take: KeyError('step')"),
     ("no betas", lose("param_groups", 0, "betas"), "groups without 'betas'"),
     ("other shape", lambda s: s["state"][1].update(exp_avg=torch.zeros(3, 3)), "exp_avg of shape (2,), got (3, 3)"),
+    ("a word as step", lambda s: s["state"][0].update(step="x"), "one that it cannot take: ValueError("),
+    ("no step", lambda s: s["state"][0].update(step=torch.zeros(7)), "saved with a number, at least 0, as step"),
+    ("one beta", put("betas", (0.9,), 1), "'betas'] must be something like (0.9, 0.999), got (0.9,)"),
     ("no direction", lambda s: s["state"][3].pop("direction"), "saved with the state of 2 moving parameters, got 1"),
     ("of MultirateSGD", replaced(sgd), "of AdamW"),
 ]
@@ -134,9 +144,7 @@ def test_multirate(make: Make, damage: Damage, says: str) -> None:
 
 @pytest.mark.parametrize("saved", [None, "x", [], 5])
 def test_what_is_no_dictionary(saved: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"load_state_dict: state_dict must be the state_dict\(\) of an optimizer"
-    ):
+    with pytest.raises(TypeError, match=r"load_state_dict: state_dict must be the state_dict\(\) of an optimizer"):
         sgd(network()).load_state_dict(saved)
 
 
