@@ -241,6 +241,10 @@ class MultirateMask(nn.Module):
                 raise
             return getattr(self.module, name)
 
+    def __getitem__(self, key: Any) -> Any:
+        """A layer of a wrapped container, as in `model[0]` after `swap_dropout` of a Sequential."""
+        return self.module[key]  # type: ignore[index]
+
     def __setattr__(self, name: str, value: Any) -> None:
         """Options are checked whenever they are set; what is read from the module is also set there."""
         value = CHECKS[name](value) if name in CHECKS else value

@@ -151,9 +151,21 @@ def _target(module: nn.Module, name: str, value: Tensor, structure: Structure) -
         remedy = 'Use structure="weight", or leave it out with `parameters`.'
         rule = f"a parameter with one {structure} dimension when structure={structure!r}"
         raise bad(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
-    suffix = leaf[leaf.find("_l") :] if isinstance(layer, nn.RNNBase) and "_hr" not in leaf else ""
-    # rows of one layer (weight, bias, the two matrices of a recurrent layer) make one unit; columns are their own
-    return (f"{owner}:{suffix}:{layout.units}" if structure == "output" else name), layout, True
+    return _group(layer, name, layout.units, structure), layout, True
+
+
+def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str:
+    """Which parameters have their units in common.
+
+    Rows of one layer do (weight, bias, the two matrices of a recurrent layer); columns only where both directions of a
+    recurrent layer take the same input.
+    """
+    owner, leaf = _split(name)
+    recurrent = isinstance(layer, nn.RNNBase)
+    if structure == "output":
+        suffix = leaf[leaf.find("_l") :] if recurrent and "_hr" not in leaf else ""
+        return f"{owner}:{suffix}:{units}"
+    return name.removesuffix("_reverse") if recurrent and leaf.startswith("weight_ih") else name
 
 
 def _layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> Layout | None:

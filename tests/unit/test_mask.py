@@ -143,6 +143,16 @@ def test_attributes_of_the_module_are_reachable() -> None:
         _ = mask.colour
 
 
+def test_layers_of_a_container_are_reachable() -> None:
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    mask = mrreg.MultirateMask(layers, structure="hidden")
+    assert mask[0] is layers[0]
+    assert mask[-1] is layers[2]
+    assert list(mask) == list(layers)
+    with pytest.raises(TypeError, match="not subscriptable"):
+        mrreg.MultirateMask(nn.Linear(3, 2))[0]
+
+
 def test_attributes_of_the_module_are_set_there() -> None:
     mask = mrreg.MultirateMask(nn.Conv2d(3, 2, 3))
     mask.stride, mask.weight, mask.colour = (2, 2), nn.Parameter(torch.ones(2, 3, 3, 3)), "red"

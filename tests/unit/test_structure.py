@@ -89,6 +89,16 @@ def test_output_units_of_an_lstm_are_the_same_in_all_gates_and_both_matrices() -
     assert not out[..., dropped].any()
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_both_directions_of_a_recurrent_layer_drop_the_same_inputs(kind: Any) -> None:
+    mask, _optimizer = _driven(kind(6, 3, 2, bidirectional=True), structure="input")
+    assert torch.equal(mask._bits["weight_ih_l1"], mask._bits["weight_ih_l1_reverse"])
+    layer, x = kind(6, 3, bidirectional=True), torch.randn(4, 2, 6)
+    mask, _optimizer = _driven(layer, structure="input", parameters=["weight_ih_l0*"])
+    expected = copy.deepcopy(layer)(x.index_fill(2, _dropped(mask, "weight_ih_l0"), 0))[0]
+    assert torch.allclose(mask(x)[0], expected, atol=1e-6)
+
+
 def test_attention_masks_its_projections_by_unit() -> None:
     mask, _optimizer = _driven(nn.MultiheadAttention(6, 2), structure="input")
     assert mask._bits["in_proj_weight"].shape == (1, 6)
