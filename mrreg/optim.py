@@ -83,7 +83,8 @@ class Multirate(Optimizer):
     Note:
         Between steps, `requires_grad` of every parameter that was trainable at construction says whether its part needs
         a gradient at the next step. Flags that you set are left alone; all are given back when the optimizer is
-        garbage-collected, by `close()`, and at the end of a `with` block.
+        garbage-collected, by `close()`, and at the end of a `with` block. To freeze a slow part in mid-run call
+        `close()` first: a flag that is off already cannot show that you set it. The part drifts to its next sync step.
 
     Note:
         The clock counts calls of `step` that do something: not those that a gradient scaler skips, nor those without

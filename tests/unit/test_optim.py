@@ -456,6 +456,25 @@ def test_a_parameter_frozen_among_the_gathered_rests(make: Any, gradient: str) -
     assert not torch.equal(net.trunk.weight, other)
 
 
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_a_part_frozen_after_close_stays_frozen_from_its_next_sync_step(steps: int) -> None:
+    net = network()
+    optimizer = sgd(net, weight_decay=0.1)
+    train(net, optimizer, range(steps))
+    optimizer.close()
+    net.trunk.requires_grad_(False)
+    train(net, optimizer, range(steps, 6))
+    before = net.trunk.weight.clone()
+    train(net, optimizer, range(6, 10))
+    assert torch.equal(net.trunk.weight, before)
+    assert not net.trunk.weight.requires_grad
+    optimizer.close()
+    assert not net.trunk.weight.requires_grad
+    net.trunk.requires_grad_(True)
+    train(net, optimizer, range(10, 14))
+    assert not torch.equal(net.trunk.weight, before)
+
+
 def test_an_older_optimizer_lets_go_of_the_flags() -> None:
     net = network()
     old = sgd(net, k=2)
