@@ -17,7 +17,7 @@ from mrreg.errors import bad, some, wrong_moment
 from mrreg.hold import Group, Keeper, is_descent
 from mrreg.mask import MultirateMask
 from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
-from mrreg.paths import join
+from mrreg.paths import join, within
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
 from mrreg.shards import any_nonzero, is_sharded, local
 from mrreg.substitute import as_bits
@@ -352,9 +352,10 @@ def _check_fast(group: Group, path: str) -> None:
 def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:
     """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
     inside = {id(p) for p in mask.module.parameters()} & {id(mask.module.get_parameter(t.name)) for t in mask.targets}
-    prefix = f"{name}.module." if name else "module."
-    for path, p in model.named_parameters(remove_duplicate=False):
-        if id(p) in inside and not path.startswith(prefix):
-            own = next(n for n, q in model.named_parameters(remove_duplicate=False) if q is p and n.startswith(prefix))
+    places = [join(path, "module") for path, m in model.named_modules(remove_duplicate=False) if m is mask]
+    every = list(model.named_parameters(remove_duplicate=False))
+    for path, p in every:
+        if id(p) in inside and not any(within(place, path) for place in places):
+            own = next(n for n, q in every if q is p and within(join(name, "module"), n))
             remedy = "Wrap their common parent instead."
             raise bad(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)

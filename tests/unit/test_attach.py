@@ -99,6 +99,31 @@ def test_ties_to_the_outside_name_both_owners() -> None:
         mrreg.attach(_sgd(model), model)
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_mask_that_is_used_in_several_places_is_one_mask(deep: bool) -> None:
+    layer = nn.Linear(6, 6)
+    block = nn.Sequential(layer, nn.Tanh()) if deep else layer
+    model = mrreg.mask(nn.Sequential(block, block), {"0.0" if deep else "0": 0.5}, k=3)
+    plain = mrreg.unwrap(copy.deepcopy(model))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    (mask,) = masks(model)
+    with torch.no_grad():
+        weight = next(p for p in plain.parameters() if p.dim() == 2)
+        weight.mul_(mask._bits["weight"] != 0)
+    assert torch.allclose(model(batch(0)), plain(batch(0)))
+    model.load_state_dict(model.state_dict())
+    train(model, optimizer, 1)
+    assert optimizer.param_groups[0]["mask_clock"] == 1
+
+
+def test_a_layer_that_is_used_inside_and_outside_its_mask_is_refused() -> None:
+    layer = nn.Linear(6, 6)
+    model = nn.Sequential(mrreg.MultirateMask(layer), layer)
+    with pytest.raises(ValueError, match="weight must be used inside its mask only, got 'tied to 1"):
+        mrreg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
 def test_attaching_twice_is_refused() -> None:
     model = mlp()
     first, second = _sgd(model), _sgd(model)
