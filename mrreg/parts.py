@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from mrreg.checks import whole
 from mrreg.clock import AT_START
 from mrreg.drift import Group
-from mrreg.errors import bad
+from mrreg.errors import bad, wrong_moment
 from mrreg.parallel import check_engine
 
 GRADIENTS = ("sync", "mean", "sum")
@@ -58,9 +58,17 @@ def _check_base(where: str, argument: str, base: object) -> None:
     if required:
         reason = f"Its step needs {required[0]!r}, and one backward pass serves all parts."
         raise bad(ValueError, where, argument, "an optimizer whose step needs no argument", name, reason)
+    _check_groups(where, argument, base)
+
+
+def _check_groups(where: str, argument: str, base: Optimizer) -> None:
+    """Refuse groups that cannot be held."""
+    name = type(base).__name__
     for group in base.param_groups:
         if "lr" not in group:
             raise bad(ValueError, where, argument, "an optimizer with lr in its groups", name)
+        if any(map(torch.nn.parameter.is_lazy, group["params"])):
+            raise wrong_moment(where, f"{argument} has parameters without a shape yet", "Run one forward first.")
         if group.get("differentiable"):
             remedy = "Autograd cannot follow directions that are held over several steps."
             raise bad(ValueError, where, argument, "an optimizer with differentiable=False", name, remedy)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from optim_cases import TORCH, adamw, clock, hybrid, loss, mixed, network, same, sgd, train
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -61,6 +61,12 @@ REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
     (ValueError, [(torch.optim.SparseAdam([one(2)]), 1)], {}, "SparseAdam moves only"),
     (ValueError, [(NeedsClosure([one(2)], lr=0.1), 1)], {}, "needs 'closure'"),
     (ValueError, [(WithoutLr([one(2)]), 1)], {}, "lr in its groups"),
+    (
+        RuntimeError,
+        [(torch.optim.SGD(nn.LazyLinear(2).parameters(), lr=0.1), 1)],
+        {},
+        r"parts\[0\] has parameters with",
+    ),
     (ValueError, [(plain(differentiable=True), 1)], {}, "differentiable=False"),
     (ValueError, [(mrreg.Multirate([(plain(), 1)]), 1)], {}, "instead of nesting"),
     (
