@@ -225,8 +225,8 @@ class MultirateMask(nn.Module):
         self._drawn = seed, first, cycle, self.p
 
     def _warn_undriven(self) -> None:
-        """Say once that nothing drives this mask."""
-        if not self._warned and self.p > 0 and not torch.compiler.is_compiling():
+        """Say once that nothing drives this mask; without gradients nobody trains (`update_bn` of an average)."""
+        if not self._warned and self.p > 0 and not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._warned = True
             message = f"{WHERE}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
             warnings.warn(message, NoEffectWarning, stacklevel=4)

@@ -190,6 +190,8 @@ def test_an_undriven_mask_is_dense_and_warns_once() -> None:
         model(batch(0))
         mlp(p=0.0)(batch(0))
         mlp().eval()(batch(0))
+        average = torch.optim.swa_utils.AveragedModel(nn.Sequential(mlp(), nn.BatchNorm1d(3)))
+        torch.optim.swa_utils.update_bn([batch(0)], average)  # in training mode, but nobody trains
 
 
 def test_state_dict_is_the_plain_modules() -> None:
