@@ -18,7 +18,7 @@ class NoEffectWarning(UserWarning):
     """A call changed nothing, or cannot have the effect it was made for.
 
     Example:
-        >>> import warnings
+        >>> import warnings, mrreg
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", mrreg.NoEffectWarning)
     """

@@ -170,12 +170,12 @@ class MultirateMask(nn.Module):
         source = self._whole.get(name)
         if source is None:
             return self._bits[name]
-        bits = source if isinstance(source, Tensor) else draw_bits(value, source, self.p)
+        bits = source if isinstance(source, Tensor) else draw_bits(value, source, self._drawn_p)
         return bits.to(value.device, bits_dtype(value))
 
     def _scale(self, target: Target) -> float:
         """What kept entries are multiplied by on masked steps."""
-        return 1 / (1 - self.p) if self.rescale and target.rescaled and self.p < 1 else 1.0
+        return 1 / (1 - self._drawn_p) if self.rescale and target.rescaled and self._drawn_p < 1 else 1.0
 
     # what `attach` drives
 
@@ -185,6 +185,7 @@ class MultirateMask(nn.Module):
         self._driven = False
         self._warned = False
         self._drawn: tuple[Any, ...] | None = None  # what `_bits` were drawn from
+        self._drawn_p = self.p  # the p in it: the user may have set another since
         self._bits: dict[str, Tensor] = {}
         self._kept: dict[str, tuple[int, Tensor]] = {}
         self._whole: dict[str, Tensor | Key] = {}  # of sharded parameters: bits of units, or what to draw entries from
@@ -222,7 +223,7 @@ class MultirateMask(nn.Module):
             self._bits[target.name] = drawn.to(bits_dtype(weight))
             if is_sharded(weight):
                 self._whole[target.name] = source
-        self._drawn = seed, first, cycle, self.p
+        self._drawn, self._drawn_p = (seed, first, cycle, self.p), self.p
 
     def _warn_undriven(self) -> None:
         """Say once that nothing drives this mask; without gradients nobody trains (`update_bn` of an average)."""

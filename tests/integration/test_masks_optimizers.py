@@ -420,6 +420,21 @@ def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
     assert masks(model)[0]._on == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
 
 
+@pytest.mark.parametrize("structure", ["weight", "output"])
+def test_a_new_p_rescales_from_its_own_masks_on(structure: str) -> None:
+    model = mlp(rescale=True, structure=structure)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    before = model(batch(0))
+    for mask in masks(model):
+        mask.p = 0.75
+    assert torch.equal(model(batch(0)), before)
+    train(model, optimizer, 1)
+    mask = masks(model)[0]
+    weight = mask.weight * (mask._bits["weight"] != 0) * 4
+    assert torch.allclose(mask(batch(1)), nn.functional.linear(batch(1), weight, mask.bias), atol=1e-6)
+
+
 def test_boost_may_change_at_any_step() -> None:
     """On the joint step itself too, after a cycle that boosted nothing."""
     model = mlp(k=2, boost=1)
