@@ -268,7 +268,7 @@ def test_no_memory_besides_the_state() -> None:
     train(net, optimizer, range(4))
     count = tensors_alive()
     train(net, optimizer, range(4, 10))
-    assert tensors_alive() == count
+    assert tensors_alive() <= count  # fewer where garbage of other tests went meanwhile
 
 
 def test_a_period_may_change_and_counts_from_the_next_sync_step() -> None:
