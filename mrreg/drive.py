@@ -1,0 +1,166 @@
+"""What moves the masks that one optimizer drives: hooks around its steps, and the clock in its groups."""
+
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from mrreg.errors import bad, wrong_moment
+from mrreg.hold import Group, Keeper, is_descent
+from mrreg.mask import MultirateMask
+from mrreg.phase import CLOCK, CYCLE, SEED, phase
+from mrreg.shards import any_nonzero, is_sharded, local
+from mrreg.substitute import as_bits
+
+WHERE = "attach"
+
+
+class Driver:
+    """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
+
+    def __init__(self, optimizer: Optimizer, seed: int) -> None:
+        self.seed = seed
+        self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
+        self.optimizer = weakref.ref(optimizer, self._orphaned)
+        self.pending: list[tuple[Tensor, Keeper, Tensor, bool]] = []  # what the step in progress must not change
+        self.open = False  # whether a step has begun and not ended
+        self.keepers: defaultdict[int, Keeper] = defaultdict(Keeper)
+        self.handles: list[RemovableHandle] = []
+
+    def start(self, optimizer: Optimizer) -> None:
+        """Register the hooks and enter the phase that the groups say."""
+        post = optimizer.register_step_post_hook(self._after_step)
+        hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
+        hooks.move_to_end(post.id, last=False)  # before those that read weights, such as an average of them
+        self.handles = [
+            post,
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_load_state_dict_pre_hook(self._check),
+            optimizer.register_load_state_dict_post_hook(self.turn),
+        ]
+        self.turn(optimizer)
+
+    def stop(self) -> None:
+        """Leave the optimizer and the masks without a trace."""
+        for handle in self.handles:
+            handle.remove()
+        optimizer = self.optimizer()
+        for group in optimizer.param_groups if optimizer is not None else ():
+            for key in (CLOCK, CYCLE, SEED):
+                group.pop(key, None)
+        self._orphaned(None)
+
+    def _orphaned(self, _: object) -> None:
+        for mask, _first in self.masks:
+            mask._rest()
+
+    def turn(self, optimizer: Optimizer) -> None:
+        """Put the masks into the phase that the groups say."""
+        self._write(optimizer, *self.phase(WHERE, optimizer.param_groups))
+
+    def phase(self, where: str, groups: Iterable[Group]) -> tuple[int, int, int]:
+        """Clock, seed and k that groups say, if masks can take them."""
+        return phase(where, groups, self.seed, [mask.k for mask, _ in self.masks])
+
+    def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Before a load, refuse what masks cannot take."""
+        self.phase(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
+
+    def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
+        """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
+        for mask, _ in self.masks:
+            mask.k = k or mask.k
+        kinds = {mask.k for mask, _ in self.masks}
+        k = kinds.pop() if len(kinds) == 1 else 0
+        for group in optimizer.param_groups:
+            group.update({CLOCK: clock, CYCLE: k, SEED: seed})
+        for mask, first in self.masks:
+            mask._turn(clock, seed, first)
+
+    def _before_step(self, *call: Any) -> None:
+        _eagerly(self._before)(*call)
+
+    def _after_step(self, *call: Any) -> None:
+        _eagerly(self._after)(*call)
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a step: remember what it must not change."""
+        self.open = True
+        last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
+        late = not last or any(map(callable, chain(args[1:], kwargs.values())))  # hooks and closures write gradients
+        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        self.pending.clear()
+        for mask, _ in self.masks:
+            for target in mask.targets if mask._bits else ():
+                p = mask.module.get_parameter(target.name)
+                if is_sharded(p) and id(p) not in group_of and p.requires_grad:
+                    remedy = "Shard the model, then build the optimizer, then attach."
+                    raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
+                if group := group_of.get(id(p)):
+                    check_fast(group, target.name)
+                    if late or p.grad is not None:
+                        self._keep(optimizer, mask, target.name, p, group, late)
+
+    def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
+        """Before a step, for one parameter; `late` says whether its gradient may still change."""
+        if not mask._on and mask.boost == 1:
+            return  # a joint step that is an ordinary one
+        keeper, bits = self.keepers[id(p)], mask._bits[name]
+        descent = is_descent(optimizer, group) and not late
+        if not mask._on:
+            keeper.push(p, bits, mask._drawn, mask.boost, float(group["lr"]) if descent else None)
+        else:
+            if p.grad is not None:  # penalties and noise may have come on top of what the backward pass wrote
+                as_bits(local(p.grad)).bitwise_and_(bits)
+            if descent:
+                return
+            keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn)
+        self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """After a step: put back what was held, boost what is slow, and move the clock."""
+        if not self.open:
+            return  # a subclass that calls super().step(): the step inside it was this one
+        self.open = False
+        while self.pending:
+            p, keeper, bits, decayed = self.pending.pop()
+            keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
+            del bits  # its memory is free for the next draw
+        if _is_step(optimizer):
+            first = optimizer.param_groups[0]
+            self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+
+
+def _eagerly(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, kept out of the graph of a compiled step."""
+    if not torch.compiler.is_compiling():
+        return hook
+    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _is_step(optimizer: Optimizer) -> bool:
+    """Whether parameters were really updated.
+
+    Not so without any gradient, when a scaler found inf, and when torch's distributed checkpointing creates state with
+    every lr and every gradient at zero.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and bool(found_inf):
+        return False
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):
+        return any(map(any_nonzero, grads))
+    return bool(grads)
+
+
+def check_fast(group: Group, path: str) -> None:
+    """Refuse a slow part of a `Multirate`: its drift would move what a mask holds."""
+    if group.get("period", 1) != 1:
+        remedy = "Masked parameters must be in a fast part, which is updated on every step."
+        raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
