@@ -16,6 +16,7 @@ from mrreg.errors import NoEffectWarning
 from mrreg.forms import MultirateAdamW, MultirateSGD
 from mrreg.langevin import LangevinSGD
 from mrreg.mask import MultirateMask
+from mrreg.norm import batch_norm
 from mrreg.optim import Multirate
 from mrreg.schedule import PeriodScheduler
 from mrreg.split import biases, split
@@ -31,6 +32,7 @@ __all__ = [
     "NoEffectWarning",
     "PeriodScheduler",
     "attach",
+    "batch_norm",
     "biases",
     "mask",
     "split",
