@@ -1,33 +1,39 @@
 """Stepping and copying the base optimizers of a `Multirate`."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mrreg.drift import DIRECTION, Group, State, has_buffer
+from mrreg.drift import DIRECTION, Copies, Group, State, has_buffer
 
 Step = Callable[[Optimizer], object]
+Prepare = Callable[[], Copies | None]
+
+PORTION = 1 << 18  # entries
 
 # What torch leaves out of copies too: hooks, and the step that a scheduler wrapped.
 LEFT = ("step", "_zero_grad_profile_name")
 
 
-def call(base: Optimizer, step: Step, groups: list[Group]) -> None:
+def call(base: Optimizer, step: Step, groups: list[Group], prepare: Prepare = lambda: None) -> None:
     """Let a base take its step on some of its groups.
 
     The step is one from under torch's wrapper, which would fire global hooks once more and record a second profile.
+    `prepare` is called after the base's own hooks, which may change gradients. If it returns copies, the step is
+    gradient descent, and makes them.
     """
     whole = base.param_groups
     base.param_groups = groups
     try:
         for before in base._optimizer_step_pre_hooks.values():
             before(base, (), {})
-        if _is_plain(base, groups):
-            _descend(groups)
+        copies = prepare()
+        if copies is not None:
+            _descend(groups, copies)
         else:
             step(base)
         for after in base._optimizer_step_post_hooks.values():
@@ -37,7 +43,7 @@ def call(base: Optimizer, step: Step, groups: list[Group]) -> None:
     base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
 
 
-def _is_plain(base: Optimizer, groups: list[Group]) -> bool:
+def is_plain(base: Optimizer, groups: list[Group]) -> bool:
     """Whether groups of `SGD` ask for gradient descent and nothing else; torch's way to it is longer than that."""
     if type(base) is not torch.optim.SGD:
         return False
@@ -53,12 +59,30 @@ def _is_plain(base: Optimizer, groups: list[Group]) -> bool:
     return True
 
 
-def _descend(groups: list[Group]) -> None:
-    """Gradient descent with the bits of torch's `SGD`."""
+def _descend(groups: list[Group], copies: Copies) -> None:
+    """Gradient descent with the bits of torch's `SGD`; what is copied is used while it is in the cache."""
     for group in groups:
         params = [p for p in group["params"] if p.grad is not None]
-        if params:
-            torch._foreach_add_(params, [p.grad for p in params], alpha=-group["lr"])
+        for some in _portions(params) if copies else [params]:
+            if some:
+                grads = [p.grad for p in some if p.grad is not None]
+                held = [(copies[p], grad) for p, grad in zip(some, grads, strict=True) if p in copies]
+                if held:
+                    torch._foreach_copy_([copy for copy, _ in held], [grad for _, grad in held])
+                torch._foreach_add_(some, grads, alpha=-group["lr"])
+
+
+def _portions(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in their order, few enough at a time for a CPU's cache; all at once elsewhere."""
+    portion: list[Tensor] = []
+    entries = 0
+    for p in params:
+        if portion and entries + p.numel() > PORTION and p.device.type == "cpu":
+            yield portion
+            portion, entries = [], 0
+        portion.append(p)
+        entries += p.numel()
+    yield portion
 
 
 def create_state(base: Optimizer, step: Step, state: State, drift: bool) -> None:

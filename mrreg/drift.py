@@ -22,6 +22,7 @@ RESTING = "resting"  # set on a parameter that had no gradient at its last sync 
 Group = dict[str, Any]
 State = dict[Tensor, Any]
 Finish = Callable[[], list[Tensor]]
+Copies = dict[Tensor, Tensor]  # parameter -> where its gradient is to be copied during the base's step
 
 
 def step_size(group: Group) -> float:
@@ -39,14 +40,22 @@ def key_of(base: torch.optim.Optimizer, states: Iterable[dict[str, Any]]) -> str
     return DIRECTION if type(base) not in BUFFERED or any(DIRECTION in own for own in states) else BUFFER
 
 
-def measure(base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> Finish:
-    """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter."""
+def measure(
+    base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State, copies: Copies | None
+) -> Finish:
+    """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter.
+
+    Where the step is gradient descent, `copies` takes what that step then copies itself.
+    """
     if not params:
         return list
     if has_buffer(base, group):
         return lambda: [state[p][BUFFER] for p in params]
     known = [state.get(p, {}).get(DIRECTION) for p in params]
     buffers = [torch.empty_like(p) if d is None else d for p, d in zip(params, known, strict=True)]
+    if copies is not None:
+        copies.update(zip(params, buffers, strict=True))
+        return lambda: buffers
     if type(base) is torch.optim.SGD:
         return _force(group, params, buffers, state)
     return _displacement(group, params, buffers)

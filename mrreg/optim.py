@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from mrreg.base import Step, call, copied, create_state, plain_step, rebuilt
+from mrreg.base import Step, call, copied, create_state, is_plain, plain_step, rebuilt
 from mrreg.clock import AT_START, is_at_rest, next_syncs, position
-from mrreg.drift import Course, Finish, Group, has_buffer, keep, measure, rest, step_size
+from mrreg.drift import Copies, Course, Finish, Group, has_buffer, keep, measure, rest, step_size
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags, watch_others
 from mrreg.gather import Gathered, begin, gather
@@ -219,9 +219,15 @@ class Multirate(Optimizer):
     def _sync(self, base: Optimizer, step: Step, groups: list[Group], ends: dict[int, int], now: int) -> None:
         """Let a base take its step on the groups that are due, and note the directions of those that will be held."""
         gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
-        held = [self._measured(base, group) for group in groups if ends[id(group)] > now + 1]
+        held: list[tuple[Group, list[Tensor], Finish]] = []
+
+        def prepare() -> Copies | None:
+            copies: Copies | None = {} if is_plain(base, groups) else None
+            held.extend(self._measured(base, group, copies) for group in groups if ends[id(group)] > now + 1)
+            return copies
+
         try:
-            call(base, step, groups)
+            call(base, step, groups, prepare)
         finally:
             for each in gathered:
                 each.give_back()
@@ -233,7 +239,7 @@ class Multirate(Optimizer):
                 rest_of_cycle = (now + 1 - ends[id(group)]) * step_size(group)
                 torch._foreach_add_(local_all(params), local_all(finish()), alpha=rest_of_cycle)
 
-    def _measured(self, base: Optimizer, group: Group) -> tuple[Group, list[Tensor], Finish]:
+    def _measured(self, base: Optimizer, group: Group, copies: Copies | None) -> tuple[Group, list[Tensor], Finish]:
         """A group that will be held, those of its parameters that move, and how to find their directions."""
         params = [p for p in group["params"] if p.grad is not None]
         if self._drift:
@@ -241,7 +247,7 @@ class Multirate(Optimizer):
             self._courses.pop(id(group), None)
             if len(params) < len(group["params"]):
                 rest([p for p in group["params"] if p.grad is None], self.state)
-        return group, params, measure(base, group, params, self.state)
+        return group, params, measure(base, group, params, self.state, copies)
 
     def _between(self, base: Optimizer, group: Group) -> None:
         """A step between two sync steps of a group."""
