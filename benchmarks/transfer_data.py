@@ -1,0 +1,87 @@
+"""Images of CIFAR-10 and CIFAR-100 at the size that a network pretrained on ImageNet expects."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.cifar_data import cifar10
+from benchmarks.data import locate
+from benchmarks.errors import UserError
+
+Name = Literal["cifar10", "cifar100"]
+CLASSES: dict[Name, int] = {"cifar10": 10, "cifar100": 100}
+FILES_100 = ("cifar-100-python/train", "cifar-100-python/test")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, between 0 and 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """Images in bytes (n, 3, 32, 32) with labels: to train on, and to evaluate on."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+    def to(self, device: torch.device) -> "Task":
+        return Task(*(part.to(device) for part in (self.x, self.y, self.test_x, self.test_y)))
+
+    def tuning(self, validation: int) -> "Task":
+        """The last `validation` training images in the place of the test images, and no longer trained on."""
+        return replace(self.training(validation), test_x=self.x[-validation:], test_y=self.y[-validation:])
+
+    def training(self, validation: int) -> "Task":
+        """Without the last `validation` training images."""
+        kept = len(self.y) - validation
+        return replace(self, x=self.x[:kept], y=self.y[:kept])
+
+    def draw(self, images: int | None, generator: torch.Generator) -> "Task":
+        """A random choice of the training images; all, in their order, if None.
+
+        Raises:
+            UserError: If there are not that many.
+        """
+        if images is None:
+            return self
+        if images > len(self.y):
+            raise UserError(f"transfer: images must be at most {len(self.y)}, which are there, got {images}.")
+        index = torch.randperm(len(self.y), generator=generator)[:images].to(self.y.device)
+        return replace(self, x=self.x[index], y=self.y[index])
+
+
+@cache
+def load(name: Name, folder: Path | None, train: int | None = None, test: int | None = None) -> Task:
+    """All images, or the first `train` and `test` of them; read once in the life of the process.
+
+    Raises:
+        UserError: If they are not there and cannot be downloaded.
+    """
+    if name == "cifar10":
+        found = cifar10(folder, train, test)
+        return Task(found.x, found.y, found.test_x, found.test_y)
+    from torchvision.datasets import CIFAR100
+
+    root = locate("CIFAR-100", FILES_100, folder, lambda root: CIFAR100(str(root), download=True))
+    try:
+        halves = [CIFAR100(str(root), train=part) for part in (True, False)]
+    except RuntimeError as error:
+        raise UserError(f"CIFAR-100: {root / 'cifar-100-python'} must be torchvision's own: {error}") from error
+    pixels = [torch.from_numpy(half.data).permute(0, 3, 1, 2) for half in halves]
+    labels = [torch.tensor(half.targets) for half in halves]
+    return Task(pixels[0][:train], labels[0][:train], pixels[1][:test], labels[1][:test])
+
+
+def prepare(x: Tensor, size: int) -> Tensor:  # (n, 3, 32, 32) bytes -> (n, 3, size, size) floats
+    """Enlarge images (bicubic), and take out ImageNet's mean and standard deviation."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    if x.device.type == "cpu":  # fast on bytes, which CUDA does not enlarge
+        large = F.interpolate(x, size=size, mode="bicubic").float()
+    else:
+        large = F.interpolate(x.float(), size=size, mode="bicubic").clamp_(0, 255)
+    mean, std = (255 * torch.tensor(each, device=x.device).view(3, 1, 1) for each in (MEAN, STD))
+    return large.sub_(mean).div_(std)

@@ -1,0 +1,156 @@
+"""What the transfer benchmark runs: pairs of network and data, variants, presets, and the names of the runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+from typing import Literal
+
+from benchmarks import transfer_data, transfer_models
+from benchmarks.harness import Run
+from benchmarks.records import Record
+from benchmarks.transfer_train import BLOCK, FC, FULL, GRADUAL, MULTIRATE, MULTIRATE_BLOCK, MULTIRATE_HELD
+
+TUNING = 1000  # the seed of the trials, so that they share none with the comparison
+PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
+FEW = (FULL, MULTIRATE, MULTIRATE_BLOCK, BLOCK)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a comparison differs from the paper's main one.
+
+    Args:
+        decay: The learning rate falls linearly to 0.
+        weight_decay: As in torch.optim.SGD.
+        own: Every method has the learning rate that a search found for it.
+        methods: Who takes part.
+        few: Whether it has `few` seeds, and not `seeds`.
+    """
+
+    decay: bool = False
+    weight_decay: float = 0.0
+    own: bool = False
+    methods: tuple[str, ...] = PAPER
+    few: bool = False
+
+
+CONSTANT, OWN, DECAY, WEIGHT_DECAY = "constant lr", "own lr", "linear decay", "weight decay"
+VARIANTS = {
+    CONSTANT: Variant(),
+    OWN: Variant(own=True, methods=(*PAPER[:-1], MULTIRATE_HELD)),
+    DECAY: Variant(decay=True, methods=FEW, few=True),
+    WEIGHT_DECAY: Variant(weight_decay=5e-4, methods=FEW, few=True),
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pretrained network, what it is fine-tuned on, and in which variants."""
+
+    network: transfer_models.Name
+    data: transfer_data.Name
+    variants: tuple[str, ...] = tuple(VARIANTS)
+
+    @property
+    def title(self) -> str:
+        name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[self.data]
+        return f"{transfer_models.SOURCES[self.network].title} on {name}"
+
+    @property
+    def classes(self) -> int:
+        return transfer_data.CLASSES[self.data]
+
+
+MOBILENET = Pair("mobilenet", "cifar10")
+RESNET34 = Pair("resnet34", "cifar10")
+RESNET50 = Pair("resnet50", "cifar100", (CONSTANT,))
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """What is compared on how many images; the last `validation` training images are for the search alone."""
+
+    seeds: int
+    few: int
+    pairs: tuple[Pair, ...]
+    epochs: int
+    pool: int | None = None  # training images that are read; None is all
+    images: int | None = None  # drawn anew for each seed; None is all but those for validation
+    test_images: int | None = None
+    validation: int = 2000
+    pixels: int = 224
+    batch: int = 32
+    lr: float = 0.001
+    decay_lr: float = 0.005
+    lrs: tuple[float, ...] = (0.001, 0.002, 0.004, 0.008)
+    points: int = 5
+    timings: int = 15
+
+
+PRESETS = {
+    "smoke": TransferConfig(
+        seeds=1, few=1, pairs=(MOBILENET,), epochs=1, pool=114, images=64, test_images=50, validation=50, pixels=32,
+        lrs=(0.001,), points=1, timings=1,
+    ),
+    "cpu": TransferConfig(
+        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=2000, test_images=1500, validation=1500, pixels=96,
+        points=3,
+    ),
+    "gpu": TransferConfig(seeds=5, few=3, pairs=(RESNET34, RESNET50), epochs=5, images=10_000),
+    "paper": TransferConfig(seeds=20, few=20, pairs=(RESNET34, RESNET50), epochs=10),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run does: the timing, a trial of a learning rate, or one seed of a comparison."""
+
+    what: Literal["cost", "trial", "compare"]
+    pair: Pair
+    method: str = ""
+    variant: str = ""
+    lr: float = 0.0
+
+
+def runs(config: TransferConfig) -> list[Run]:
+    """For each pair the timing and the search, then all comparisons, one seed after the other."""
+    found = []
+    for pair in config.pairs:
+        found.append(Run(cost_key(pair), (0,), Job("cost", pair)))
+        if OWN in pair.variants:
+            for method, lr in product(VARIANTS[OWN].methods, config.lrs):
+                found.append(Run(trial_key(pair, method, lr), (TUNING,), Job("trial", pair, method, lr=lr)))
+    for seed, pair in product(range(config.seeds), config.pairs):
+        for name in pair.variants:
+            if seed < config.few or not VARIANTS[name].few:
+                jobs = [Job("compare", pair, method, name) for method in VARIANTS[name].methods]
+                found.extend(Run(key(pair, name, job.method), (seed,), job) for job in jobs)
+    return found
+
+
+def cost_key(pair: Pair) -> str:
+    """The timing in the record."""
+    return f"{pair.title}: cost"
+
+
+def trial_key(pair: Pair, method: str, lr: float) -> str:
+    """A trial's method in the record."""
+    return f"{pair.title}: search, lr {lr:g}: {method}"
+
+
+def key(pair: Pair, variant: str, method: str) -> str:
+    """A method of a comparison in the record."""
+    return f"{pair.title}: {variant}: {method}"
+
+
+def validation(record: Record, pair: Pair, method: str, lr: float) -> float:
+    """Mean validation accuracy of a trial; 0 where it has not run."""
+    found = record.numbers(trial_key(pair, method, lr), "validation accuracy").values()
+    return fmean(found) if found else 0.0
+
+
+def chosen(record: Record, pair: Pair, method: str) -> float:
+    """The learning rate with which a method does best on the validation images; the smaller one of equals."""
+    tried: Sequence[float] = record.config["lrs"]
+    return max(tried, key=lambda lr: validation(record, pair, method, lr))
