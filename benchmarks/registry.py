@@ -48,5 +48,6 @@ REGISTERED = {
     "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save"),
     "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)"),
+    "patches": Entry("patches", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", share=2),
     "transfer": Entry("transfer", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", share=3),
 }
