@@ -12,7 +12,7 @@ from torch import Tensor
 
 HALF = 1 << 30  # hash values lie in [-HALF, HALF): differences of two fit in an int32
 BLOCK = 1 << 30  # flat indices that share a key
-CHUNK = 1 << 17  # entries hashed at once on a CPU: the operands stay in its cache
+CHUNK = 1 << 19  # entries hashed at once on a CPU: few calls, and the operands stay in its last cache
 CHUNK_ELSEWHERE = 1 << 22
 STEP = 0x5BD1E995  # neighbouring counters differ by this
 WORD = (1 << 64) - 1
@@ -42,13 +42,19 @@ def _counters(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device).mul_(STEP)
 
 
+def _constant(value: int) -> Tensor:
+    """A whole number as a tensor without dimensions, which fits operands on any device."""
+    return torch.tensor(value, dtype=torch.int32)
+
+
 def _scramble(counter: Tensor, key: int, spare: Tensor) -> None:
     """Replace int32 counters by hash values in [-HALF, HALF), in place.
 
     An arithmetic shift copies the sign bit, so that the first two lines clear the highest bit; the multiplication
     mixes the other 31 into all.
     """
-    counter.bitwise_xor_(torch.bitwise_right_shift(counter, 15, out=spare)).mul_(0x21F0AAAD).add_(_signed(key))
+    counter.bitwise_xor_(torch.bitwise_right_shift(counter, 15, out=spare))
+    torch.add(_constant(_signed(key)), counter, alpha=0x21F0AAAD, out=counter)  # multiply and add in one pass
     counter.bitwise_xor_(torch.bitwise_right_shift(counter, 13, out=spare)).mul_(0x735A2D97)
     counter.bitwise_right_shift_(1)
 
@@ -88,7 +94,7 @@ def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
     `start` is the flat index of the first one, for a shard of a parameter.
     """
     for piece in _hashed(values, key, start):
-        piece.sub_(round((1 - 2 * p) * HALF)).bitwise_right_shift_(31)
+        torch.lt(piece, round((1 - 2 * p) * HALF), out=piece).neg_()
     return values
 
 
