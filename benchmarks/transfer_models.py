@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Literal
 
 import torch
@@ -99,7 +100,7 @@ def pretrained(name: Name, classes: int, folder: Path | None) -> nn.Module:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         net.load_state_dict(saved.get("state_dict", saved))
-    except (RuntimeError, AttributeError, OSError, ValueError) as error:
+    except (RuntimeError, AttributeError, OSError, ValueError, UnpicklingError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise UserError(f"{path}: must hold the weights of {source.title}: {first}") from error
     fc = net.get_submodule("fc")

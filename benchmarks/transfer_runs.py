@@ -13,7 +13,7 @@ from benchmarks.transfer_train import BLOCK, FC, FULL, GRADUAL, MULTIRATE, MULTI
 
 TUNING = 1000  # the seed of the trials, so that they share none with the comparison
 PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
-FEW = (FULL, MULTIRATE, MULTIRATE_BLOCK, BLOCK)
+FEW = (FULL, MULTIRATE, BLOCK)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Variant:
 CONSTANT, OWN, DECAY, WEIGHT_DECAY = "constant lr", "own lr", "linear decay", "weight decay"
 VARIANTS = {
     CONSTANT: Variant(),
-    OWN: Variant(own=True, methods=(*PAPER[:-1], MULTIRATE_HELD)),
+    OWN: Variant(own=True, methods=(*FEW, MULTIRATE_HELD)),
     DECAY: Variant(decay=True, methods=FEW, few=True),
     WEIGHT_DECAY: Variant(weight_decay=5e-4, methods=FEW, few=True),
 }
@@ -94,7 +94,7 @@ PRESETS = {
         lrs=(0.001,), points=1, timings=1,
     ),
     "cpu": TransferConfig(
-        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=2000, test_images=1500, validation=1500, pixels=96,
+        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=1250, test_images=1000, validation=1000, pixels=96,
         points=3,
     ),
     "gpu": TransferConfig(seeds=5, few=3, pairs=(RESNET34, RESNET50), epochs=5, images=10_000),
