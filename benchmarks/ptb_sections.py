@@ -1,6 +1,6 @@
 """What the report shows of Penn Treebank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from benchmarks import stats
@@ -41,7 +41,7 @@ def _label(method: str) -> str:
     return "masks, k = 5" if method == "masks" else method
 
 
-def _rows(papers: dict[str, float] | dict[str, None], name: str = MINIMUM) -> tuple[Row, ...]:
+def _rows(papers: Mapping[str, float | None], name: str = MINIMUM) -> tuple[Row, ...]:
     return tuple(
         Row(_label(each), metric(each, name), None if mean is None else Paper(mean)) for each, mean in papers.items()
     )
@@ -50,7 +50,7 @@ def _rows(papers: dict[str, float] | dict[str, None], name: str = MINIMUM) -> tu
 def _figure(presets: frozenset[str], tolerance: float | None, note: str) -> Section:
     return Section(
         "Figure 9", "Masks, dropout and SGD on Penn Treebank: minimum validation loss", digits=3,
-        rows=(*_rows({"SGD": None, "dropout": None}), *_rows({"masks": BY_K["masks"]})),
+        rows=_rows({"SGD": None, "dropout": None, "masks": BY_K["masks"]}),
         claims=(less("masks", "SGD"), less("masks", "dropout")),
         plots=(
             Curves({_label(each): each for each in COMPARED}, "validation loss per epoch", "epoch", "validation loss"),
@@ -95,12 +95,7 @@ PLAIN = Section(
 
 def facts(record: Record) -> Sequence[str]:
     """What the search found, when each method was best, the two momenta, and the differences between the methods."""
-    said = []
-    for name in SEARCHED:
-        losses = found(record, name, record.config["p"])
-        if losses:
-            tried = ", ".join(f"{loss:.3f} with {p:g}" for p, loss in losses.items())
-            said.append(f"Search for p, one seed, {name}: {tried}; chosen {min(losses, key=losses.__getitem__):g}.")
+    said = [_search(name, losses) for name in SEARCHED if (losses := found(record, name, record.config["p"]))]
     said += [_momentum(record, name) for name in BOTH_MOMENTA if record.results(name)]
     epochs = {name: stats.summarize(record.numbers(name, "epoch of the minimum").values()) for name in COMPARED}
     when = [f"{_label(name)} {each.mean:.1f}" for name, each in epochs.items() if each.n]
@@ -108,6 +103,14 @@ def facts(record: Record) -> Sequence[str]:
     pairs = (("dropout", "SGD"), ("unit masks", "SGD"), ("unit masks", "dropout"))
     differences = {pair: gain(*pair, MINIMUM)(record) for pair in pairs}
     return said + [stats.sentence(*pair, each, "nats", digits=3) for pair, each in differences.items() if len(each) > 1]
+
+
+def _search(name: str, losses: dict[float, float]) -> str:
+    """What each p gave, and which one was chosen; at an edge of what was tried, a better one may lie outside."""
+    tried = ", ".join(f"{loss:.3f} with {p:g}" for p, loss in losses.items())
+    best = min(losses, key=losses.__getitem__)
+    edge = {min(losses): ", the smallest that was tried", max(losses): ", the largest that was tried"}.get(best, "")
+    return f"Search for p, one seed, {name}: {tried}; chosen {best:g}{edge if len(losses) > 1 else ''}."
 
 
 def _momentum(record: Record, name: str) -> str:
