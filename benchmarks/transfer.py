@@ -6,7 +6,7 @@ among the same ones by accuracy on other images. Seconds come from one timing of
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,21 +15,24 @@ from benchmarks import transfer_data
 from benchmarks.harness import Benchmark, Context, Run
 from benchmarks.records import Result
 from benchmarks.transfer_costs import elapsed, measure
-from benchmarks.transfer_runs import CONSTANT, PRESETS, VARIANTS, Job, Pair, TransferConfig, chosen, cost_key, key, runs
+from benchmarks.transfer_runs import CONSTANT, PRESETS, VARIANTS, Job, TransferConfig, chosen, cost_key, key, runs
 from benchmarks.transfer_sections import sections
 from benchmarks.transfer_train import FULL, METHODS, Setting, begin, train
+
+Accuracies = Callable[[Setting, set[int]], dict[int, float]]
 
 
 def execute(config: TransferConfig, run: Run, context: Context) -> Sequence[Result]:
     """The timing, a trial of a learning rate, or one seed of a comparison."""
     job: Job = run.options
     (seed,) = run.seeds
+    setting = Setting(job.pair.network, config.pixels, config.batch, 0, config.lr)
     if job.what == "cost":
-        return [measure(_setting(config, job.pair), job.pair.classes, config.timings, context)]
+        return [measure(setting, job.pair.classes, config.timings, context)]
     data = transfer_data.load(job.pair.data, context.data_dir, config.pool, config.test_images)
     task = data.tuning(config.validation) if job.what == "trial" else data.training(config.validation)
     task = task.draw(config.images, torch.Generator().manual_seed(seed)).to(context.device)
-    setting = _setting(config, job.pair, steps=config.epochs * (len(task.y) // config.batch))
+    setting = replace(setting, steps=config.epochs * (len(task.y) // config.batch))
 
     def accuracies(setting: Setting, evaluate: set[int]) -> dict[int, float]:
         net = begin(job.pair.network, job.pair.classes, seed, context.data_dir, context.device)
@@ -38,41 +41,40 @@ def execute(config: TransferConfig, run: Run, context: Context) -> Sequence[Resu
     if job.what == "trial":
         return [{"validation accuracy": accuracies(replace(setting, lr=job.lr), {setting.steps})[setting.steps]}]
     variant = VARIANTS[job.variant]
-    costs = context.record.results(cost_key(job.pair))[0]
+    if variant.own:
+        setting = replace(setting, lr=chosen(context.record, job.pair, job.method))
+        done = context.record.results(key(job.pair, CONSTANT, job.method)).get(seed)
+        if done and setting.lr == config.lr:  # the same again would give the same
+            return [done]
+    if variant.decay:
+        setting = replace(setting, lr=config.decay_lr, decay=True)
+    setting = replace(setting, weight_decay=variant.weight_decay)
+    return [_compare(config, job, setting, accuracies, context.record.results(cost_key(job.pair))[0])]
+
+
+def _compare(config: TransferConfig, job: Job, setting: Setting, accuracies: Accuracies, costs: Result) -> Result:
+    """Test accuracy on the way to as many epochs, and to as many seconds, as full fine-tuning takes."""
     per_epoch = setting.steps // config.epochs
-    spent = elapsed(costs, job.method, job.pair.network, per_epoch, budget=costs[FULL] * setting.steps)
-    equal = bisect_right(spent, costs[FULL] * setting.steps * (1 + 1e-9))
-    lr = (
-        chosen(context.record, job.pair, job.method) if variant.own else config.decay_lr if variant.decay else config.lr
-    )
-    done = context.record.results(key(job.pair, CONSTANT, job.method)).get(seed)
-    if variant.own and lr == config.lr and done:  # the same again would give the same
-        return [done]
-    setting = replace(setting, lr=lr, decay=variant.decay, weight_decay=variant.weight_decay)
+    budget = costs[FULL] * setting.steps * (1 + 1e-9)
+    spent = elapsed(costs, job.method, job.pair.network, per_epoch, budget)
+    equal = bisect_right(spent, budget)
     points = range(1, config.points + 1)
     by_epoch, by_time = ([max(1, end * i // config.points) for i in points] for end in (setting.steps, equal))
-    if variant.decay and equal != setting.steps:  # the schedule ends elsewhere
+    if setting.decay and equal != setting.steps:  # the schedule ends elsewhere
         first = accuracies(setting, set(by_epoch))
         second = accuracies(replace(setting, steps=equal), set(by_time))
     else:
-        longer = replace(setting, steps=max(setting.steps, equal))
-        first = second = accuracies(longer, {*by_epoch, *by_time})
-    return [
-        {
-            "accuracy": first[setting.steps],
-            "accuracy at equal seconds": second[equal],
-            "lr": lr,
-            "epochs at equal seconds": equal / per_epoch,
-            "accuracy by epoch": [first[step] for step in by_epoch],
-            "epoch": [step / per_epoch for step in by_epoch],
-            "accuracy by time": [second[step] for step in by_time],
-            "seconds": [spent[step - 1] for step in by_time],
-        }
-    ]
-
-
-def _setting(config: TransferConfig, pair: Pair, steps: int = 0) -> Setting:
-    return Setting(pair.network, config.pixels, config.batch, steps, config.lr)
+        first = second = accuracies(replace(setting, steps=max(setting.steps, equal)), {*by_epoch, *by_time})
+    return {
+        "accuracy": first[setting.steps],
+        "accuracy at equal seconds": second[equal],
+        "lr": setting.lr,
+        "epochs at equal seconds": equal / per_epoch,
+        "accuracy by epoch": [first[step] for step in by_epoch],
+        "epoch": [step / per_epoch for step in by_epoch],
+        "accuracy by time": [second[step] for step in by_time],
+        "seconds": [spent[step - 1] for step in by_time],
+    }
 
 
 BENCHMARK = Benchmark("transfer", PRESETS, runs, execute, sections())

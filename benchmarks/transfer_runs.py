@@ -13,7 +13,7 @@ from benchmarks.transfer_train import BLOCK, FC, FULL, GRADUAL, MULTIRATE, MULTI
 
 TUNING = 1000  # the seed of the trials, so that they share none with the comparison
 PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
-FEW = (FULL, MULTIRATE, BLOCK)
+FEW = (FULL, MULTIRATE, BLOCK)  # for which there is time on a CPU
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,21 @@ class Variant:
         decay: The learning rate falls linearly to 0.
         weight_decay: As in torch.optim.SGD.
         own: Every method has the learning rate that a search found for it.
-        methods: Who takes part.
         few: Whether it has `few` seeds, and not `seeds`.
     """
 
     decay: bool = False
     weight_decay: float = 0.0
     own: bool = False
-    methods: tuple[str, ...] = PAPER
     few: bool = False
 
 
 CONSTANT, OWN, DECAY, WEIGHT_DECAY = "constant lr", "own lr", "linear decay", "weight decay"
 VARIANTS = {
     CONSTANT: Variant(),
-    OWN: Variant(own=True, methods=(*FEW, MULTIRATE_HELD)),
-    DECAY: Variant(decay=True, methods=FEW, few=True),
-    WEIGHT_DECAY: Variant(weight_decay=5e-4, methods=FEW, few=True),
+    OWN: Variant(own=True),
+    DECAY: Variant(decay=True, few=True),
+    WEIGHT_DECAY: Variant(weight_decay=5e-4, few=True),
 }
 
 
@@ -56,6 +54,11 @@ class Pair:
     def title(self) -> str:
         name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[self.data]
         return f"{transfer_models.SOURCES[self.network].title} on {name}"
+
+    def methods(self, variant: str) -> tuple[str, ...]:
+        """Who takes part in a variant."""
+        own = (MULTIRATE_HELD,) if VARIANTS[variant].own else ()
+        return (*(FEW if self.network == "mobilenet" and variant != CONSTANT else PAPER), *own)
 
     @property
     def classes(self) -> int:
@@ -119,12 +122,12 @@ def runs(config: TransferConfig) -> list[Run]:
     for pair in config.pairs:
         found.append(Run(cost_key(pair), (0,), Job("cost", pair)))
         if OWN in pair.variants:
-            for method, lr in product(VARIANTS[OWN].methods, config.lrs):
+            for method, lr in product(pair.methods(OWN), config.lrs):
                 found.append(Run(trial_key(pair, method, lr), (TUNING,), Job("trial", pair, method, lr=lr)))
     for seed, pair in product(range(config.seeds), config.pairs):
         for name in pair.variants:
             if seed < config.few or not VARIANTS[name].few:
-                jobs = [Job("compare", pair, method, name) for method in VARIANTS[name].methods]
+                jobs = [Job("compare", pair, method, name) for method in pair.methods(name)]
                 found.extend(Run(key(pair, name, job.method), (seed,), job) for job in jobs)
     return found
 

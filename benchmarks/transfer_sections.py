@@ -11,7 +11,6 @@ from benchmarks.transfer_runs import (
     OWN,
     RESNET34,
     RESNET50,
-    VARIANTS,
     WEIGHT_DECAY,
     Pair,
     chosen,
@@ -63,7 +62,7 @@ def sections() -> tuple[Section, ...]:
 
 
 def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> Section:
-    methods = {method: key(pair, variant, method) for method in VARIANTS[variant].methods}
+    methods = {method: key(pair, variant, method) for method in pair.methods(variant)}
     x, y, label = ("epoch", "accuracy by epoch", "epoch")
     if name == SECONDS:
         x, y, label = "seconds", "accuracy by time", "seconds of training"
@@ -89,8 +88,8 @@ def _claims(pair: Pair, variant: str, name: str) -> tuple[Claim, ...]:
         text = f"{one}: {'less than half a point below' if above else 'more accurate than'} {other}"
         return Claim(text, gain(key(pair, variant, one), key(pair, variant, other), name), above)
 
-    ours = [each for each in (MULTIRATE, MULTIRATE_BLOCK, MULTIRATE_HELD) if each in VARIANTS[variant].methods]
-    others = [each for each in (FC, BLOCK) if each in VARIANTS[variant].methods]
+    ours = [each for each in (MULTIRATE, MULTIRATE_BLOCK, MULTIRATE_HELD) if each in pair.methods(variant)]
+    others = [each for each in (FC, BLOCK) if each in pair.methods(variant)]
     full = [more(each, FULL, -MARGIN if name == EPOCHS else 0.0) for each in ours]
     return (*full, *(more(each, other) for each in ours[:1] for other in others))
 
@@ -127,6 +126,6 @@ def _facts(record: Record, *, pair: Pair) -> list[str]:
             for lr in lrs
         )
         + " on the validation images."
-        for method in VARIANTS[OWN].methods
+        for method in pair.methods(OWN)
         if record.results(trial_key(pair, method, lrs[0]))
     ]
