@@ -97,7 +97,7 @@ PRESETS = {
         lrs=(0.001,), points=1, timings=1,
     ),
     "cpu": TransferConfig(
-        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=1250, test_images=1000, validation=1000, pixels=96,
+        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=640, test_images=1000, validation=1000, pixels=96, batch=16,
         points=3,
     ),
     "gpu": TransferConfig(seeds=5, few=3, pairs=(RESNET34, RESNET50), epochs=5, images=10_000),
@@ -117,18 +117,17 @@ class Job:
 
 
 def runs(config: TransferConfig) -> list[Run]:
-    """For each pair the timing and the search, then all comparisons, one seed after the other."""
-    found = []
-    for pair in config.pairs:
-        found.append(Run(cost_key(pair), (0,), Job("cost", pair)))
-        if OWN in pair.variants:
-            for method, lr in product(pair.methods(OWN), config.lrs):
-                found.append(Run(trial_key(pair, method, lr), (TUNING,), Job("trial", pair, method, lr=lr)))
-    for seed, pair in product(range(config.seeds), config.pairs):
-        for name in pair.variants:
-            if seed < config.few or not VARIANTS[name].few:
-                jobs = [Job("compare", pair, method, name) for method in pair.methods(name)]
-                found.extend(Run(key(pair, name, job.method), (seed,), job) for job in jobs)
+    """The timings; then variant by variant, the main one first, its search if it has one and its seeds in turn."""
+    found = [Run(cost_key(pair), (0,), Job("cost", pair)) for pair in config.pairs]
+    for name, variant in VARIANTS.items():
+        pairs = [pair for pair in config.pairs if name in pair.variants]
+        if variant.own:
+            for pair, lr in product(pairs, config.lrs):
+                jobs = [Job("trial", pair, method, lr=lr) for method in pair.methods(name)]
+                found.extend(Run(trial_key(pair, job.method, lr), (TUNING,), job) for job in jobs)
+        for seed, pair in product(range(min(config.few, config.seeds) if variant.few else config.seeds), pairs):
+            jobs = [Job("compare", pair, method, name) for method in pair.methods(name)]
+            found.extend(Run(key(pair, name, job.method), (seed,), job) for job in jobs)
     return found
 
 

@@ -36,7 +36,7 @@ NOTE = (
     "layer4 of a ResNet; gradual unfreezing, which the paper does not have, adds one part an epoch."
 )
 SMALL = (
-    " Here a MobileNetV1 of width 0.25, pretrained on ImageNet, is fine-tuned on 1,250 images of CIFAR-10 at 96 pixels "
+    " Here a MobileNetV1 of width 0.25, pretrained on ImageNet, is fine-tuned on 640 images of CIFAR-10 at 96 pixels "
     "(drawn anew for each seed) for 4 epochs, instead of a ResNet-34 on all of them; 1,000 test images."
 )
 ABOUT = {
