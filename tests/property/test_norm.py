@@ -47,10 +47,11 @@ def test_as_by_hand(k: int, policy: str, events: list[str]) -> None:
             handle = mrreg.batch_norm(optimizer, model)
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
-            other.zero_grad()
+            other.zero_grad()  # gradients are not saved, nor copied
         elif event == "copy":
             model, optimizer = copy.deepcopy((model, optimizer))
             handle = mrreg.batch_norm(optimizer, model)
+            other.zero_grad()
         else:
             model.train()
             model(batch(t)).square().mean().backward()
