@@ -65,7 +65,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Task:
-    """The training and the dev texts of a GLUE task, in the files' order."""
+    """The training and the dev texts of a GLUE task."""
 
     train: Texts
     dev: Texts
@@ -73,7 +73,7 @@ class Task:
 
 
 @cache
-def load(name: str, source: str, longest: int, folder: Path | None = None) -> Task:
+def load(name: str, source: str, longest: int, folder: Path | None = None, most: int | None = None) -> Task:
     """Read a task and turn its texts to token ids, once in the life of the process.
 
     Args:
@@ -81,6 +81,7 @@ def load(name: str, source: str, longest: int, folder: Path | None = None) -> Ta
         source: Whose tokenizer, as in `text_model.encoder`.
         longest: Texts are cut at so many tokens.
         folder: As in `benchmarks.data.locate`.
+        most: Training texts, drawn from all of them, always the same; None: all.
 
     Raises:
         UserError: If the files or the tokenizer are missing.
@@ -92,6 +93,8 @@ def load(name: str, source: str, longest: int, folder: Path | None = None) -> Ta
     root = locate(f"GLUE's {name}", files, folder, lambda root: _download(name, root))
     parts = [_rows(root / file, task) for file in files]
     labels = sorted({row[-1] for row in parts[0]})
+    drawn = torch.randperm(len(parts[0]), generator=torch.Generator().manual_seed(0))[:most].tolist()
+    parts[0] = [parts[0][index] for index in sorted(drawn)]
     train, dev = (_tokens(rows, labels, turn, longest) for rows in parts)
     return Task(train, dev, len(labels))
 

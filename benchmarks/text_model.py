@@ -1,6 +1,7 @@
 """A pretrained text encoder with a linear classifier, and its layers as parts that train fast, slowly or not at all."""
 
 import contextlib
+import copy
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -76,7 +77,7 @@ def encoder(source: str, classes: int, seed: int) -> Classifier:
     torch.manual_seed(seed)
     if source == "tiny":
         return _tiny(classes)
-    net = _pretrained(source)
+    net = copy.deepcopy(_pretrained(source))
     if source == "distilbert":
         return Classifier(net, net.embeddings, list(net.transformer.layer), net.config.dim, classes)
     return Classifier(net, net.embeddings, list(net.encoder.layer), net.config.hidden_size, classes)
@@ -108,6 +109,7 @@ def _folder(source: str) -> str:
     return str(get_model_path())
 
 
+@cache
 def _pretrained(source: str) -> Any:
     """The encoder without pooling layer and without dropout, so that methods differ in nothing but training."""
     from transformers import AutoModel

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from benchmarks.timing import synchronize
 
 Batch = tuple[Tensor, Tensor, Tensor]
 CHUNK = 64  # texts evaluated at once
+WARM = 2  # tokens of each text in steps that are not timed
 
 
 def nothing() -> None:
@@ -92,21 +93,21 @@ def accuracy(model: nn.Module, texts: Texts) -> float:
     return 100 * right / len(texts)
 
 
-def costs(trainees: Mapping[str, Trainee], batches: list[Batch], repeats: int) -> dict[str, float]:
-    """Mean seconds of a step of each method over the given batches, all methods in turns on each batch.
+def costs(
+    makers: Mapping[str, Callable[[], Trainee]], batches: Mapping[str, list[Batch]], rounds: int
+) -> dict[str, float]:
+    """Seconds of a step of each method over its batches, the methods in turns: the median of the rounds.
 
-    The number of batches must be whole cycles of every method. Of the `repeats` passes, after one that is not counted,
-    each batch's median counts.
+    Args:
+        makers: What makes each method's trainee, anew in every round, so that one model at a time is in memory.
+        batches: Of each method: whole cycles.
+        rounds: How often everybody has a turn.
     """
-    times: dict[str, list[list[float]]] = {name: [[] for _ in batches] for name in trainees}
-    for repeat in range(repeats + 1):
-        for place, batch in enumerate(batches):
-            for name, trainee in trainees.items():
-                seconds = one_step(trainee, batch)
-                if repeat:
-                    times[name][place].append(seconds)
-    return {name: fmean(_median(each) for each in places) for name, places in times.items()}
-
-
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+    times: dict[str, list[float]] = {name: [] for name in makers}
+    for _ in range(rounds):
+        for name, make in makers.items():
+            trainee = make()
+            for ids, mask, y in batches[name]:  # short texts: optimizer state is made, and whole cycles end
+                one_step(trainee, (ids[:, :WARM], mask[:, :WARM], y))
+            times[name].append(fmean(one_step(trainee, batch) for batch in batches[name]))
+    return {name: median(each) for name, each in times.items()}

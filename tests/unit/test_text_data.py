@@ -49,6 +49,17 @@ def test_a_task_is_read_by_the_names_of_its_columns(tmp_path: Path) -> None:
     assert task.dev.y.tolist() == [0]
 
 
+def test_a_part_of_the_training_texts_is_always_the_same(tmp_path: Path) -> None:
+    write(tmp_path, "SST-2", "train", "sentence\tlabel", *(f"{chr(97 + i)}\t{i % 2}" for i in range(26)))
+    write(tmp_path, "SST-2", "dev", "sentence\tlabel", "a\t0", "b\t1")
+    whole = text_data.load("SST-2", "minilm", 5, tmp_path)
+    part = text_data.load("SST-2", "minilm", 5, tmp_path, most=6)
+    assert (len(whole.train), len(part.train), len(part.dev)) == (26, 6, 2)
+    text_data.load.cache_clear()
+    assert torch.equal(part.train.ids, text_data.load("SST-2", "minilm", 5, tmp_path, most=6).train.ids)
+    assert set(part.train.ids[:, 0].tolist()) != set(range(10, 16))  # not simply the first ones
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"GLUE's SST-2: expected glue/SST-2/train.tsv, glue/SST-2/dev.tsv in"):
         text_data.load("SST-2", "minilm", 5, tmp_path)

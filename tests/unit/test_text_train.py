@@ -88,8 +88,9 @@ def test_costs_are_of_whole_cycles_and_tell_cheap_steps_from_dear_ones() -> None
         net = text_model.encoder("tiny", 2, 0)
         return Trainee(net, mrreg.MultirateSGD(net.parameters(), lr=0.1, k=k, fast=net.fc))
 
-    wide = Texts(torch.full((64, 32), 3), torch.full((64,), 32), torch.arange(64) % 2)
-    found = costs({"full": trainee(1), "k = 5": trainee(5)}, [batch(wide)] * 5, repeats=3)
+    wide = batch(Texts(torch.full((64, 32), 3), torch.full((64,), 32), torch.arange(64) % 2))
+    makers = {"full": lambda: trainee(1), "k = 5": lambda: trainee(5)}
+    found = costs(makers, dict.fromkeys(makers, [wide] * 5), rounds=3)
     assert 0 < found["k = 5"] < found["full"]
 
 
