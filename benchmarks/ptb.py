@@ -12,7 +12,6 @@ from functools import partial
 from benchmarks.harness import Benchmark, Context, Run
 from benchmarks.ptb_data import penn_treebank
 from benchmarks.ptb_methods import (
-    BOTH_MOMENTA,
     FIGURE,
     METHODS,
     MINIMUM,
@@ -44,7 +43,7 @@ class PtbConfig:
         words: How many different ones; the others are `<unk>`.
         held_out: Tokens of the validation and of the test text.
         width: Of the model.
-        without_momentum: Whether all three methods of the figure are trained with momentum 0 too; SGD always is, once.
+        without_momentum: Whether the figure is made with momentum 0 too; else SGD alone is, with one seed.
         bfloat16: Whether matrices are multiplied in bfloat16.
     """
 
@@ -70,7 +69,7 @@ PRESETS = {
 
 
 def runs(config: PtbConfig) -> list[Run]:
-    """Search and comparison of dropout and masks, then of unit masks, both momenta of SGD, the tables, momentum 0."""
+    """Search and comparison of dropout and masks, SGD with momentum 0, tables, unit masks, all with momentum 0."""
 
     def trials(*names: str) -> list[Run]:
         return [
@@ -83,10 +82,10 @@ def runs(config: PtbConfig) -> list[Run]:
     return [
         *trials("dropout", "masks"),
         *each_seed(FIGURE),
+        *([] if config.without_momentum else [Run("SGD, momentum 0")]),
+        *each_seed(TABLES),
         *trials("unit masks"),
         *each_seed(["unit masks"]),
-        *(Run(name, (SEARCH_SEED,), method) for name, method in BOTH_MOMENTA.items()),
-        *each_seed(TABLES),
         *each_seed(WITHOUT_MOMENTUM if config.without_momentum else ()),
     ]
 

@@ -11,7 +11,6 @@ MINIMUM = "minimum validation loss"
 SEARCHED = {"dropout": Method("dropout"), "masks": Method("masks"), "unit masks": Method("unit masks")}
 COMPARED = {"SGD": Method(), **SEARCHED}
 FIGURE = ("SGD", "dropout", "masks")
-BOTH_MOMENTA = {"both momenta: SGD": Method(), "both momenta: SGD, momentum 0": Method(momentum=0.0)}
 K = {"masks, k = 3": Method("masks", k=3), "masks, k = 10": Method("masks", k=10)}
 H_S = {f"masks, h_S = {h:g}": Method("masks", boost=round(h / LR, 6)) for h in (0.2, 0.3, 0.8)}  # 0.5 is k = 5
 TABLES = K | H_S

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from benchmarks import stats
-from benchmarks.ptb_methods import BOTH_MOMENTA, COMPARED, MINIMUM, SEARCHED, WITHOUT_MOMENTUM, found
+from benchmarks.ptb_methods import COMPARED, MINIMUM, SEARCHED, WITHOUT_MOMENTUM, found
 from benchmarks.records import Record
 from benchmarks.sections import Bars, Claim, Curves, Paper, Row, Section, gain, metric
 
@@ -96,7 +96,8 @@ PLAIN = Section(
 def facts(record: Record) -> Sequence[str]:
     """What the search found, when each method was best, the two momenta, and the differences between the methods."""
     said = [_search(name, losses) for name in SEARCHED if (losses := found(record, name, record.config["p"]))]
-    said += [_momentum(record, name) for name in BOTH_MOMENTA if record.results(name)]
+    curves = {name: record.curves(name, "validation loss per epoch") for name in ("SGD", "SGD, momentum 0")}
+    said += [_course(name, curve[0]) for name, curve in curves.items() if 0 in curve]
     epochs = {name: stats.summarize(record.numbers(name, "epoch of the minimum").values()) for name in COMPARED}
     when = [f"{_label(name)} {each.mean:.1f}" for name, each in epochs.items() if each.n]
     said += [f"Epoch of the minimum, mean over seeds: {', '.join(when)}."] if when else []
@@ -113,12 +114,12 @@ def _search(name: str, losses: dict[float, float]) -> str:
     return f"Search for p, one seed, {name}: {tried}; chosen {best:g}{edge if len(losses) > 1 else ''}."
 
 
-def _momentum(record: Record, name: str) -> str:
-    (curve,) = record.curves(name, "validation loss per epoch").values()
-    label = "SGD with momentum 0" if name.endswith("momentum 0") else "SGD with momentum 0.9"
+def _course(name: str, curve: list[float]) -> str:
+    """Where one run had its minimum, and whether it went on long enough to have passed it."""
+    label = name if "momentum" in name else f"{name}, momentum 0.9"
     place = curve.index(min(curve)) + 1
     end = "still falling" if place == len(curve) else f"then up to {curve[-1]:.3f}"
-    return f"{label}, the seed of the search: minimum {min(curve):.3f} after {place} of {len(curve)} epochs, {end}."
+    return f"{label}, seed 0: minimum {min(curve):.3f} after {place} of {len(curve)} epochs, {end}."
 
 
 SECTIONS = (

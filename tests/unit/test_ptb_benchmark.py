@@ -35,6 +35,7 @@ def test_runs_are_distinct_and_the_search_comes_before_what_needs_it(preset: str
         trials = [keys.index(f"{trial(name, p)} | seed {ptb.SEARCH_SEED}") for p in config.p]
         assert max(trials) < keys.index(f"{name} | seed 0")
     wanted = [*COMPARED, *TABLES, *(WITHOUT_MOMENTUM if preset == "paper" else ())]
+    assert "SGD, momentum 0 | seed 0" in keys
     assert {f"{name} | seed {seed}" for name in wanted for seed in range(config.seeds)} <= set(keys)
 
 
@@ -78,10 +79,10 @@ def test_a_lower_loss_speaks_for_the_masks() -> None:
 
 def test_facts_say_what_the_search_chose_and_whether_sgd_has_passed_its_minimum() -> None:
     p = ptb.PRESETS["cpu"].p
-    made = record({trial("dropout", p[0]): 4.2, trial("dropout", p[1]): 4.1, "both momenta: SGD, momentum 0": 4.6})
+    made = record({trial("dropout", p[0]): 4.2, trial("dropout", p[1]): 4.1, "SGD, momentum 0": 4.6})
     said = " ".join(facts(made))
     assert f"dropout: 4.200 with {p[0]:g}, 4.100 with {p[1]:g}; chosen {p[1]:g}, the largest that was tried." in said
-    assert "SGD with momentum 0, the seed of the search: minimum 4.600 after 2 of 2 epochs, still falling." in said
+    assert "SGD, momentum 0, seed 0: minimum 4.600 after 2 of 2 epochs, still falling." in said
 
 
 def test_a_record_without_runs_has_a_report() -> None:
