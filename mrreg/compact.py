@@ -47,7 +47,7 @@ class Units(NamedTuple):
 def tensor(module: nn.Module, name: str) -> Tensor:
     """What stands under a dotted name: the parameter, or the tensor that functional_call has put in its place."""
     owner, _, leaf = name.rpartition(".")
-    value = getattr(module.get_submodule(owner), leaf)
+    value = getattr(module.get_submodule(owner) if owner else module, leaf)
     assert isinstance(value, Tensor)
     return value
 
@@ -74,8 +74,9 @@ def unnoticed(module: nn.Module) -> bool:
 
 def _ordinary(module: nn.Module) -> bool:
     """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks) or "forward" in vars(module) or not type(module).__module__.startswith("torch.nn.modules."):
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return False
+    if "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules."):
         return False
     if getattr(module, "groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False

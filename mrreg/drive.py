@@ -1,5 +1,6 @@
 """What moves the masks that one optimizer drives: hooks around its steps, and the clock in its groups."""
 
+import sys
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.errors import bad, wrong_moment
-from mrreg.hold import Group, Keeper, is_descent
+from mrreg.hold import GRADIENT, Group, Keeper, coasts, path_of
 from mrreg.mask import MultirateMask
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
 from mrreg.shards import any_nonzero, is_sharded, local
@@ -51,13 +52,15 @@ class Driver:
         for handle in self.handles:
             handle.remove()
         optimizer = self.optimizer()
-        for group in optimizer.param_groups if optimizer is not None else ():
-            for key in (CLOCK, CYCLE, SEED):
-                group.pop(key, None)
+        if optimizer is not None:
+            self._abandon(optimizer)
+            for group in optimizer.param_groups:
+                for key in (CLOCK, CYCLE, SEED):
+                    group.pop(key, None)
         self._orphaned(None)
 
     def _orphaned(self, _: object) -> None:
-        for mask, _first in self.masks:
+        for mask, _first in self.masks if not sys.is_finalizing() else ():  # modules are half gone at exit
             mask._rest()
 
     def turn(self, optimizer: Optimizer) -> None:
@@ -75,7 +78,8 @@ class Driver:
     def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
         """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
         for mask, _ in self.masks:
-            mask.k = k or mask.k
+            if k and k != mask.k:
+                mask.k = k
         kinds = {mask.k for mask, _ in self.masks}
         k = kinds.pop() if len(kinds) == 1 else 0
         for group in optimizer.param_groups:
@@ -95,7 +99,7 @@ class Driver:
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         late = not last or any(map(callable, chain(args[1:], kwargs.values())))  # hooks and closures write gradients
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        self.pending.clear()
+        self._abandon(optimizer)
         for mask, _ in self.masks:
             for target in mask.targets if mask._bits else ():
                 p = mask.module.get_parameter(target.name)
@@ -112,16 +116,22 @@ class Driver:
         if not mask._on and mask.boost == 1:
             return  # a joint step that is an ordinary one
         keeper, bits = self.keepers[id(p)], mask._bits[name]
-        descent = is_descent(optimizer, group) and not late
+        path = path_of(optimizer, group)
         if not mask._on:
-            keeper.push(p, bits, mask._drawn, mask.boost, float(group["lr"]) if descent else None)
+            keeper.push(p, bits, mask._drawn, mask.boost, path, group)
         else:
             if p.grad is not None:  # penalties and noise may have come on top of what the backward pass wrote
                 as_bits(local(p.grad)).bitwise_and_(bits)
-            if descent:
-                return
-            keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn)
+            if path == GRADIENT and not late:
+                return  # zero times anything
+            keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn, coasts(optimizer, group) and not late)
         self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
+
+    def _abandon(self, optimizer: Optimizer) -> None:
+        """Forget a step that never ended, for something in it failed."""
+        while self.pending:
+            p, keeper, *_ = self.pending.pop()
+            keeper.give_back(optimizer.state.get(p, {}))
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""

@@ -14,10 +14,22 @@ from mrreg.workspace import Workspace
 Group = dict[str, Any]
 State = MutableMapping[str, Any]
 
+PIECE = 1 << 17  # entries
+GRADIENT = "grad"
 
-def is_descent(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Whether a step is -lr times the gradient and nothing else, so that no gradient means no move: plain SGD."""
-    more = group.get("momentum") or group.get("weight_decay") or group.get("maximize") or group.get("fused")
+
+def path_of(optimizer: torch.optim.Optimizer, group: Group) -> str:
+    """What a step is -lr times, to the bit: GRADIENT, or a buffer of the state; empty where it is more than that."""
+    if type(optimizer) is not torch.optim.SGD or group.get("maximize") or group.get("fused"):
+        return ""
+    if group.get("momentum"):
+        return "" if group.get("nesterov") else "momentum_buffer"
+    return "" if group.get("weight_decay") else GRADIENT
+
+
+def coasts(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """Whether entries without gradient and momentum do not move by a bit: SGD with momentum."""
+    more = group.get("weight_decay") or group.get("maximize") or group.get("fused")
     return type(optimizer) is torch.optim.SGD and not more
 
 
@@ -38,47 +50,63 @@ class Keeper:
         self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
-        self._rate: float | None = None  # what a joint step moves per unit of gradient, where that is all it does
+        self._coasts = False  # whether slow entries of the state are at zero meanwhile, so that the parameter rests
+        self._path = ""  # what a joint step moves along, where that is all it does
+        self._group: Group = {}  # with the lr of that step
 
-    def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object) -> None:
+    def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, coasts: bool) -> None:
         """Before a masked step: remember the slow entries of the parameter and of its state."""
-        self._boost = None
+        self._boost, self._coasts = None, coasts
         self._read(bits, drawn)
         for name, value in _shaped(parameter, state):
+            if coasts and not name:
+                continue
             saved = self._work[name].like(value)
             torch.bitwise_and(as_bits(value), _fit(self._slow, value), out=as_bits(saved))
             self._saved[name] = saved
+            if coasts:
+                as_bits(value).bitwise_and_(_fit(bits, value))
 
-    def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float, rate: float | None) -> None:
-        """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
-        self._boost, self._rate = boost, rate
-        if rate is None or parameter.grad is None:
+    def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float, path: str, group: Group) -> None:
+        """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
+
+        Where the step is along what `path` names (see `path_of`), nothing need be remembered.
+        """
+        self._boost, self._path, self._group, self._coasts = boost, path, group, False
+        if not path:
             self._read(bits, drawn)
             here = local(parameter)
             self._saved[""] = self._work[""].like(here).copy_(here)
-        else:
-            grad = local(parameter.grad)
-            slow = self._work[""].like(grad)
-            torch.bitwise_and(as_bits(grad), bits, out=as_bits(slow)).bitwise_xor_(as_bits(grad))
-            self._saved = {"": slow}
 
     def release(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
         """After the step: put the slow entries back, or scale what they moved."""
         here = local(parameter)
-        if self._boost is not None and self._rate is not None:
-            here.sub_(self._saved.pop(""), alpha=self._rate * (self._boost - 1))
+        if self._boost is not None and self._path:
+            if parameter.grad is not None:  # else it has not moved
+                along = parameter.grad if self._path == GRADIENT else state[self._path]
+                _push_slow(here, local(along), bits, float(self._group["lr"]) * (self._boost - 1))
             return
         if self._boost is not None:
             moved = self._saved.pop("").sub_(here)  # backwards
             as_bits(moved).bitwise_and_(self._slow)
             here.sub_(moved, alpha=self._boost - 1)
             return
+        if self._coasts:
+            self.give_back(state)
+            return
         for name, value in _shaped(parameter, state):
-            if name in self._saved:
-                fast = as_bits(value).bitwise_and_(_fit(bits, value))
-                fast.bitwise_or_(as_bits(self._saved.pop(name)))
+            if name in self._saved:  # a select in one pass: bits are -1 and 0
+                saved, here = as_bits(self._saved.pop(name)), as_bits(value)
+                torch.addcmul(saved, here, _fit(bits, value), value=-1, out=here)
             elif decayed or _reached(parameter, bits):  # new state, that weight decay or a late gradient has entered
                 as_bits(value).bitwise_and_(_fit(bits, value))
+
+    def give_back(self, state: State) -> None:
+        """Put the slow entries of the state back where they were set to zero, also after a step that never ended."""
+        if self._coasts:
+            for name, saved in self._saved.items():
+                as_bits(local(state[name])).bitwise_or_(as_bits(saved))
+            self._saved.clear()
 
     def _read(self, bits: Tensor, drawn: object) -> None:
         """Keep the bits of the slow entries from step to step; forget a step that never ended."""
@@ -87,6 +115,17 @@ class Keeper:
             self._slow = torch.bitwise_not(bits, out=self._work["slow bits"].like(bits))
             self._drawn = drawn
         self._saved.clear()
+
+
+def _push_slow(parameter: Tensor, along: Tensor, bits: Tensor, step_size: float) -> None:
+    """Move the slow entries further; in pieces, so that what lies between two operations stays in a CPU's cache."""
+    whole = parameter, along, bits
+    flat = parameter.shape == bits.shape and all(value.is_contiguous() for value in whole)
+    cut = PIECE if flat and parameter.device.type == "cpu" else max(1, parameter.numel())
+    pieces = zip(*(torch.split(v.view(-1), cut) for v in whole), strict=True) if flat else [whole]
+    for here, d, b in pieces:
+        slow = torch.bitwise_and(as_bits(d), b).bitwise_xor_(as_bits(d))
+        here.sub_(slow.view(d.dtype), alpha=step_size)
 
 
 def _reached(parameter: Tensor, bits: Tensor) -> bool:

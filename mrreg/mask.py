@@ -139,25 +139,27 @@ class MultirateMask(nn.Module):
         parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
         and `self._scale(target)` the factor of its kept entries.
         """
-        units = {
-            t.name: compact.Units(*self._kept[t.name], self._scale(t)) for t in self.targets if t.name in self._kept
-        }
-        if compact.chosen(self.module, self.structure, units, args):
-            return compact.forward(self.module, self.structure, units, args, kwargs)
+        module = self.module
+        if self._kept:
+            scales = {t.name: self._scale(t) for t in self.targets}
+            units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept.items()}
+            if compact.chosen(module, self.structure, units, args):
+                return compact.forward(module, self.structure, units, args, kwargs)
         direct = self._is_direct(args, kwargs)
         weights = {}
         for t in self.targets:
-            value, own = compact.tensor(self.module, t.name), self._own[t.name]
+            value, own = compact.tensor(module, t.name), self._own[t.name]
             own.fresh = direct and t.name == "weight"
             weights[t.name] = masked(value, self._whole_bits(t.name, value), self._scale(t), own)
         if direct:
-            return nn.functional.linear(args[0], weights["weight"], weights.get("bias", self.module.bias))  # type: ignore[arg-type]
-        with refuse_checkpointing(self.module, weights.values()) as check:
-            return check(functional_call(self.module, weights, args, kwargs))
+            return nn.functional.linear(args[0], weights["weight"], weights.get("bias", module.bias))  # type: ignore[arg-type]
+        with refuse_checkpointing(module, weights.values()) as check:
+            return check(functional_call(module, weights, args, kwargs))
 
     def _is_direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the forward is one matrix product and nobody watches it: then calling the module costs more."""
-        if type(self.module) is not nn.Linear or kwargs or len(args) != 1 or not compact.unnoticed(self.module):
+        module = self.module
+        if type(module) is not nn.Linear or kwargs or len(args) != 1 or not compact.unnoticed(module):
             return False
         return self.targets[0].name == "weight" and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
@@ -197,9 +199,9 @@ class MultirateMask(nn.Module):
         masking = self.p > 0 and phase < self.k - 1
         if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
             self._draw(seed, first, cycle)
-        else:
+        elif self._drawn is not None:
             self._drawn, self._bits, self._kept = None, {}, {}
-        self._on, self._driven = masking, True
+        vars(self).update(_on=masking, _driven=True)  # at every step, and Module's own __setattr__ is slow
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
         """Draw the slow subset of a cycle, unless it is here already."""

@@ -22,6 +22,8 @@ OPTIMIZERS: dict[str, Make] = {
     "sgd nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "sgd dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
     "sgd foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd tensor lr": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1), momentum=0.9, foreach=False),
+    "sgd uphill": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, maximize=True),
     "sgd fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.1),
     "adam amsgrad": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
@@ -57,6 +59,21 @@ def test_held_entries_and_their_state_do_not_change(name: str, structure: str) -
         moved = [not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)]
         assert moved[0]
         assert moved[2]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_held_zeros_keep_their_sign(name: str) -> None:
+    model = mlp(k=4)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 4)
+    with torch.no_grad():
+        for mask in masks(model):
+            for p, slow in slow_entries(mask):
+                p[slow] = torch.where(p > 0, 0.0, -0.0)[slow]
+    held = held_bits(model, optimizer)
+    train(model, optimizer, range(4, 7))
+    assert all(torch.equal(read(), bits) for read, bits in held)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -113,9 +130,9 @@ def test_a_step_that_calls_super_counts_once() -> None:
     theirs = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
     for optimizer, net in ((ours, model), (theirs, twin)):
         mrreg.attach(optimizer, net)
-    assert train(model, ours, 7) == train(twin, theirs, 7)
+    assert train(model, ours, 7) == pytest.approx(train(twin, theirs, 7), rel=1e-5)
     assert ours.param_groups[0]["mask_clock"] == 7
-    assert same_bits(model, twin)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())  # what a subclass does is measured, not known
 
 
 def test_a_step_that_raises_does_not_count() -> None:
@@ -131,6 +148,24 @@ def test_a_step_that_raises_does_not_count() -> None:
         optimizer.step(fails)
     train(model, optimizer, range(1, 3))
     assert optimizer.param_groups[0]["mask_clock"] == 3
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_what_is_held_survives_a_step_that_fails_half_way(detach: bool) -> None:
+    model = mlp(k=6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = mrreg.attach(optimizer, model)
+    train(model, optimizer, 7)
+    held = held_bits(model, optimizer)
+    optimizer.param_groups[0]["lr"] = "broken"
+    with pytest.raises(TypeError):
+        train_step(model, optimizer, batch(7))
+    optimizer.param_groups[0]["lr"] = 0.1
+    if detach:
+        handle.remove()
+    else:
+        train_step(model, optimizer, batch(8))
+    assert all(torch.equal(read(), bits) for read, bits in held)
 
 
 def test_closure_runs_forward_inside_the_step() -> None:
