@@ -25,20 +25,21 @@ class Gate:
     def __init__(self) -> None:
         self.moves, self.batch = True, True  # in training: statistics move; the batch's own normalize it
         self.handles: list[RemovableHandle] = []
-        self._kept: tuple[bool, bool] | None = None
+        self._off = ""  # what is switched off for the forward in progress
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
         """Set the layer for one forward; in evaluation mode there is nothing to set."""
-        self._kept = layer.training, layer.track_running_stats
-        if layer.training and not self.batch:
-            layer.training = False
-        elif layer.training and not self.moves:
-            layer.track_running_stats = False
+        if layer.training and not (self.moves and self.batch):
+            name = "track_running_stats" if self.batch else "training"
+            if getattr(layer, name):
+                setattr(layer, name, False)
+                self._off = name
 
     def after(self, layer: _BatchNorm, *_: Any) -> None:
         """Set it back, also where the forward failed."""
-        if self._kept is not None:
-            (layer.training, layer.track_running_stats), self._kept = self._kept, None
+        if self._off:
+            setattr(layer, self._off, True)
+            self._off = ""
 
     def __reduce__(self) -> tuple[type["Gate"], tuple[()]]:
         return Gate, ()  # no optimizer drives a copy of the model
@@ -220,7 +221,6 @@ def _has_statistics(name: str, layer: nn.Module) -> bool:
 def _open(gates: Iterable[Gate]) -> None:
     """Leave the layers to torch."""
     for gate in gates:
-        gate.moves, gate.batch = True, True
         for handle in gate.handles:
             handle.remove()
         gate.handles = []

@@ -219,6 +219,22 @@ def test_a_period_that_changes() -> None:
     assert counts(model) == (2 + 3, 9)  # once more at step 6 and then always
 
 
+def test_a_layer_of_two_slow_parts_is_at_a_sync_step_with_either() -> None:
+    model = network()
+    slow = {"0": 4, "1.weight": 4, "1.bias": 2}
+    optimizer = mrreg.MultirateSGD(mrreg.split(model, slow=slow), lr=0.05)
+    mrreg.batch_norm(optimizer, model, "sync")
+    train(model, optimizer, range(8))
+    assert counts(model) == (4, 8)
+
+
+def test_a_slow_part_whose_period_is_1_for_now_stays_slow() -> None:
+    model = network()
+    optimizer = slow_trunk(model)
+    optimizer.param_groups[1]["period"] = 1
+    assert mrreg.batch_norm(optimizer, model, "sync").layers == ("1",)
+
+
 def test_a_skipped_step_moves_no_clock() -> None:
     model = network()
     optimizer = slow_trunk(model)
