@@ -1,57 +1,62 @@
 """What the report shows of fine-tuning at equal seconds."""
 
-from collections.abc import Sequence
-
 from benchmarks import stats
 from benchmarks.records import Record
 from benchmarks.sections import Bars, Claim, Row, Section, gain, metric
+from benchmarks.text_points import COMPARED, FULL, HALF, POINTS, Point
 
-REFERENCE = "AdamW: full fine-tuning"
-HALF = "AdamW: lower half frozen"
+REFERENCE, FROZEN = Point(FULL).name, Point(HALF).name
 BEST = "two rates, best of the map"
+LONG = "long budget, "
 SECONDS, EPOCHS = "equal seconds", "equal epochs"
 
 NOTE = (
     "SST-2, one linear layer on the mean output of the encoder, constant lr (AdamW 5e-5, SGD 1e-3 with momentum 0.9), "
     "batch 16, texts cut at 32 tokens, no dropout. Equal seconds are CPU seconds of one thread: the preset cpu "
-    "(MiniLM) gives each method the seconds of 72 steps of full fine-tuning with AdamW (short budget: 24), by the cost "
-    "of a step measured with all methods in turns. "
+    "(MiniLM) gives each method those of 48 steps of full fine-tuning with AdamW (short budget 16, long 144), by the "
+    "cost of a step measured with all methods in turns. "
 )
 
 
-def sections(points: Sequence[str], compared: Sequence[str]) -> tuple[Section, ...]:
-    """The comparison at equal seconds and at equal epochs, the map, and what a step costs."""
+def sections() -> tuple[Section, ...]:
+    """The comparisons at equal seconds and at equal epochs, the map, and what a step costs."""
     return (
-        *(_comparison(compared, name, title) for name, title in (
-            (SECONDS, "Fine-tuning on SST-2 at equal seconds"),
-            (EPOCHS, "Fine-tuning on SST-2 at equal epochs"),
-        )),
-        *(_map(points, name) for name in ("short", "long")),
-        _costs(points, compared),
-    )  # fmt: skip
+        _comparison(SECONDS, "", "equal seconds"),
+        _comparison(EPOCHS, "", "equal epochs"),
+        _comparison(SECONDS, LONG, "equal seconds, three times as long"),
+        _comparison(EPOCHS, LONG, "equal epochs, three times as long"),
+        _map("short"),
+        _map("middle"),
+        _costs(),
+    )
 
 
-def _comparison(methods: Sequence[str], name: str, title: str) -> Section:
+def _comparison(name: str, prefix: str, title: str) -> Section:
+    methods = (*COMPARED, BEST)
     return Section(
-        "", title, "%",
-        rows=tuple(Row(method, metric(method, name)) for method in methods),
+        "",
+        f"Fine-tuning on SST-2: {title}",
+        "%",
+        rows=tuple(Row(method, metric(f"{prefix}{method}", name)) for method in methods),
         claims=tuple(
-            Claim(f"{method}: better than {other}", gain(method, other, name))
-            for method in methods for other in (REFERENCE, HALF) if other != method
+            Claim(f"{method}: better than {other}", gain(f"{prefix}{method}", f"{prefix}{other}", name))
+            for method in methods
+            for other in (REFERENCE, FROZEN)
+            if other != method
         ),
         plots=(Bars("dev accuracy [%]"),),
         note=NOTE + "All 872 dev texts; seeds draw the order of the texts and the classifier.",
-        facts=lambda record: [*differences(record, methods, name), *_chosen(record)],
-    )  # fmt: skip
+        facts=lambda record: [*differences(record, name, prefix), *_chosen(record)],
+    )
 
 
-def differences(record: Record, methods: Sequence[str], name: str) -> list[str]:
+def differences(record: Record, name: str, prefix: str = "") -> list[str]:
     """Each method minus full fine-tuning and minus the frozen half, with intervals."""
     return [
-        stats.sentence(method, other, gain(method, other, name)(record), "points")
-        for other in (REFERENCE, HALF)
-        for method in methods
-        if method != other and record.results(method) and record.results(other)
+        stats.sentence(method, other, values, "points")
+        for other in (REFERENCE, FROZEN)
+        for method in (*COMPARED, BEST)
+        if method != other and (values := gain(f"{prefix}{method}", f"{prefix}{other}", name)(record))
     ]
 
 
@@ -60,20 +65,22 @@ def _chosen(record: Record) -> list[str]:
     return [f"Best of the map: {', '.join(recipes)}."] if recipes else []
 
 
-def _map(points: Sequence[str], name: str) -> Section:
+def _map(name: str) -> Section:
     return Section(
-        "", f"Map of recipes at equal seconds, {name} budget", "%", digits=1,
-        rows=tuple(Row(point, metric(f"map, {point}", name)) for point in points),
+        "",
+        f"Map of recipes at equal seconds, {name} budget",
+        "%",
+        digits=1,
+        rows=tuple(Row(point, metric(f"map, {point}", name)) for point in POINTS),
         note=NOTE + "One seed, on 400 training texts held out (standard error about two points): for choosing only.",
-    )  # fmt: skip
+    )
 
 
-def _costs(points: Sequence[str], compared: Sequence[str]) -> Section:
+def _costs() -> Section:
     return Section(
-        "", "What a fine-tuning step costs: full fine-tuning with AdamW, batch 16, = 1", center="median",
-        rows=(
-            *(Row(point, metric(f"map, {point}", "relative cost")) for point in points),
-            *(Row(method, metric(method, "relative cost")) for method in compared if method not in points),
-        ),
+        "",
+        "What a fine-tuning step costs: full fine-tuning with AdamW, batch 16, = 1",
+        center="median",
+        rows=tuple(Row(point, metric(f"map, {point}", "relative cost")) for point in POINTS),
         note="CPU seconds of one thread, mean over ten steps (whole cycles), median of the rounds.",
-    )  # fmt: skip
+    )
