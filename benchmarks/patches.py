@@ -4,9 +4,9 @@ A small step size learns the patch, a large one the images; the paper merges two
 two time scales. `patches_data` says what the images are, `patches_model` what is merged and when.
 
 Differs from the paper: it gives neither batch size (128), epochs (60), width factor (10) nor weight decay (5e-4); those
-are of the published code of Li et al. (cwein3/large-lr-code), which it follows. `cpu` is a small network on a part of
-the images. Step sizes stay as they are to the end. Averaged weights do not fit any running statistics, so those of
-batch normalization are taken anew from training images at each evaluation, for every method alike.
+are of the published code of Li et al. (cwein3/large-lr-code), which it follows. `cpu` is a small network on the middle
+16 x 16 pixels of a part of the images. Step sizes stay as they are to the end. Averaged weights do not fit any running
+statistics, so those of batch normalization are taken anew from training images at each evaluation, for every method.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from torch.optim.swa_utils import update_bn
 
 from benchmarks.cifar_data import cifar10
 from benchmarks.harness import Benchmark, Context, Run
-from benchmarks.patches_data import SETS, Patched, Patterns, test_sets, training_set
+from benchmarks.patches_data import SETS, SIDE, Patched, Patterns, evaluation_sets, training_set
 from benchmarks.patches_model import Composite, Single, wide_resnet
 from benchmarks.records import Result
 from benchmarks.sections import Claim, Curves, Row, Section, gain, metric
@@ -52,7 +52,7 @@ class PatchesConfig:
     depth: int
     width: int
     batch: int = 128
-    stride: int = 1  # of the first layer
+    side: int = SIDE  # pixels, of the middle of the images
     images: int | None = None  # all
     test_images: int | None = None
     fitted: int = 2_000
@@ -61,10 +61,10 @@ class PatchesConfig:
 
 PRESETS = {
     "smoke": PatchesConfig(
-        seeds=2, steps=50, every=25, depth=10, width=1, batch=8, stride=2, images=100, test_images=100, fitted=50
+        seeds=2, steps=50, every=25, depth=10, width=1, batch=8, side=16, images=100, test_images=100, fitted=50
     ),
     "cpu": PatchesConfig(
-        seeds=3, steps=2_500, every=250, depth=10, width=1, batch=64, stride=2, images=5_000, test_images=1_000
+        seeds=3, steps=6_000, every=500, depth=10, width=1, batch=32, side=16, images=10_000, test_images=1_000
     ),
     "gpu": PatchesConfig(seeds=3, steps=6_000, every=500, depth=16, width=4, bfloat16=True),
     "paper": PatchesConfig(seeds=3, steps=23_450, every=350, depth=16, width=10),
@@ -77,10 +77,12 @@ def execute(config: PatchesConfig, run: Run, context: Context) -> list[Result]:
     data = cifar10(context.data_dir, config.images, config.test_images)
     generator = torch.Generator().manual_seed(seed)
     patterns = Patterns.draw(generator)
-    train = training_set(data, patterns, generator).to(context.device)
-    tests = {name: each.to(context.device) for name, each in test_sets(data, patterns, generator).items()}
+    train = training_set(data, patterns, generator, config.side).to(context.device)
+    tests = {
+        name: each.to(context.device) for name, each in evaluation_sets(data, patterns, generator, config.side).items()
+    }
     torch.manual_seed(seed)
-    net = wide_resnet(config.depth, config.width, config.stride)
+    net = wide_resnet(config.depth, config.width)
     trainer = METHODS[run.method](net.to(memory_format=torch.channels_last).to(context.device))
     curves: dict[str, list[float]] = {name: [] for name in SETS}
     order = batches(len(train.y), config.batch, generator)

@@ -55,6 +55,7 @@ class Patched:
         patch: Whether there is a patch, (n), one or zero.
         shift: The s of each patch, (n).
         patterns: z and zeta.
+        side: How many pixels of a side are shown, those in the middle; even.
     """
 
     x: Tensor
@@ -63,38 +64,43 @@ class Patched:
     patch: Tensor
     shift: Tensor
     patterns: Patterns
+    side: int = SIDE
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """The images of an index as a network sees them, (len(index), 3, 32, 32), and their classes."""
+        """The images of an index as a network sees them, (len(index), 3, side, side), and their classes."""
         index = index.to(self.y.device)
         image, patch, shift = (each[index].view(-1, 1, 1, 1) for each in (self.image, self.patch, self.shift))
         y = self.y[index]
         small = patch * (self.patterns.z + shift * self.patterns.zeta[y])
         end = SIDE - START - SIZE
-        return image * normal(self.x[index]) + F.pad(small, (START, end, START, end)), y
+        whole = image * normal(self.x[index]) + F.pad(small, (START, end, START, end))
+        shown = slice((SIDE - self.side) // 2, (SIDE + self.side) // 2)
+        return whole[:, :, shown, shown], y
 
     def to(self, device: torch.device) -> "Patched":
         x, y, image, patch, shift = (
             part.to(device) for part in (self.x, self.y, self.image, self.patch, self.shift)
         )  # fmt: skip
-        return Patched(x, y, image, patch, shift, self.patterns.to(device))
+        return Patched(x, y, image, patch, shift, self.patterns.to(device), self.side)
 
 
-def training_set(data: Images, patterns: Patterns, generator: torch.Generator) -> Patched:
+def training_set(data: Images, patterns: Patterns, generator: torch.Generator, side: int = SIDE) -> Patched:
     """20 % of the images patch-free, each other patch only with probability 0.2, else with both."""
     count = len(data.y)
     patch = torch.ones(count)
     patch[torch.randperm(count, generator=generator)[: round(FREE_SHARE * count)]] = 0
     only = (torch.rand(count, generator=generator) < ONLY_SHARE) & (patch == 1)
-    return Patched(data.x, data.y, 1 - only.float(), patch, _shift(only, generator), patterns)
+    return Patched(data.x, data.y, 1 - only.float(), patch, _shift(only, generator), patterns, side)
 
 
-def test_sets(data: Images, patterns: Patterns, generator: torch.Generator) -> dict[str, Patched]:
+def evaluation_sets(
+    data: Images, patterns: Patterns, generator: torch.Generator, side: int = SIDE
+) -> dict[str, Patched]:
     """All test images without patch, all with image and patch, and all with the patch only."""
     one, zero = torch.ones(len(data.test_y)), torch.zeros(len(data.test_y))
     kinds = {"clean": (one, zero), "patched": (one, one), "patch only": (zero, one)}
     return {
-        name: Patched(data.test_x, data.test_y, image, patch, _shift(image == 0, generator), patterns)
+        name: Patched(data.test_x, data.test_y, image, patch, _shift(image == 0, generator), patterns, side)
         for name, (image, patch) in kinds.items()
     }
 

@@ -44,10 +44,10 @@ class Block(nn.Module):
         return out
 
 
-def wide_resnet(depth: int, width: int, stride: int = 1) -> nn.Sequential:
-    """WideResNet-`depth`-`width` for 32x32 images; depth is 6 n + 4. A `stride` of 2 halves the images first."""
+def wide_resnet(depth: int, width: int) -> nn.Sequential:
+    """WideResNet-`depth`-`width` for images of at least 4x4 pixels; depth is 6 n + 4."""
     channels = STEM
-    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, stride, 1, bias=False)]
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, 1, 1, bias=False)]
     for stage in range(3):
         for number in range((depth - 4) // 6):
             after = STEM * width * 2**stage

@@ -1,5 +1,7 @@
 """Patch-augmented images: shares, patterns, and where the patch is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,7 +48,7 @@ def test_patterns_have_the_papers_spread() -> None:
 
 
 def test_shifts_are_one_with_an_image_and_up_to_seven_quarters_without(patterns: Patterns) -> None:
-    sets = patches_data.test_sets(images(2000), patterns, torch.Generator().manual_seed(0))
+    sets = patches_data.evaluation_sets(images(2000), patterns, torch.Generator().manual_seed(0))
     both, only = sets["patched"].shift, sets["patch only"].shift
     assert set(both.tolist()) == {1.0, -1.0}
     assert abs(both.mean()) < 0.1
@@ -57,7 +59,7 @@ def test_shifts_are_one_with_an_image_and_up_to_seven_quarters_without(patterns:
 
 def test_each_kind_of_test_image_is_what_its_name_says(patterns: Patterns) -> None:
     data = images(20)
-    sets = patches_data.test_sets(data, patterns, torch.Generator().manual_seed(0))
+    sets = patches_data.evaluation_sets(data, patterns, torch.Generator().manual_seed(0))
     assert tuple(sets) == patches_data.SETS
     plain = normal(data.test_x)
     centre = (slice(None), slice(None), slice(12, 19), slice(12, 19))
@@ -78,6 +80,13 @@ def test_a_batch_is_those_images_in_that_order(patterns: Patterns) -> None:
     got = train.batch(index)
     assert torch.equal(got[0], x[index])
     assert torch.equal(got[1], y[index])
+
+
+def test_only_the_middle_is_shown_where_that_is_asked_for(patterns: Patterns) -> None:
+    whole, middle = (
+        patches_data.training_set(images(10), patterns, torch.Generator().manual_seed(0), side) for side in (32, 16)
+    )
+    assert torch.equal(everything(replace(middle, x=whole.x))[0], everything(whole)[0][:, :, 8:24, 8:24])
 
 
 def test_the_data_set_follows_from_the_generator(patterns: Patterns) -> None:
