@@ -1,5 +1,6 @@
 """One training in four loops: by hand, in Accelerate, in Lightning and in the Hugging Face Trainer."""
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,12 +126,17 @@ def by_hand(options: Options, batches: list[tuple[Tensor, Tensor]], clip_groups:
     return run.model
 
 
+def forget_precision() -> None:
+    """Accelerate otherwise keeps the one that its process began with."""
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        state.AcceleratorState._reset_state()
+
+
 def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
 
     run = Run(options)
-    AcceleratorState._reset_state()  # a process otherwise keeps the precision that it began with
     mixed = "bf16" if options.bf16 else "no"
     accelerator = Accelerator(cpu=True, mixed_precision=mixed, gradient_accumulation_steps=options.accumulate)
     accelerator.scaler = new_scaler(options) if options.fp16 else None  # "fp16" itself wants a GPU

@@ -2,13 +2,22 @@
 
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trainer_cases import forget_precision
 
 import mrreg
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _forget_precision() -> Iterator[None]:
+    forget_precision()
+    yield
+    forget_precision()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -1,5 +1,6 @@
 """Accelerate, Lightning and the Hugging Face Trainer, with their options, do what the loop by hand does."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trainer_cases import (
     accelerate,
     batch,
     by_hand,
+    forget_precision,
     lightning,
     same,
     trainer,
@@ -38,6 +40,13 @@ OPTIONS = {
     "all": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, statistics="never"),
 }
 STOP = 4  # one step into the second cycle
+
+
+@pytest.fixture(autouse=True)
+def _forget_precision() -> Iterator[None]:
+    forget_precision()
+    yield
+    forget_precision()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
