@@ -52,7 +52,7 @@ def test_runs_are_distinct_and_what_they_need_comes_before_them(preset: str) -> 
 
 def test_fewer_seeds_decay_than_are_in_the_main_comparison() -> None:
     found = runs(PRESETS["cpu"])
-    for variant, seeds in ((CONSTANT, 5), (WEIGHT_DECAY, 3)):
+    for variant, seeds in ((CONSTANT, PRESETS["cpu"].seeds), (WEIGHT_DECAY, PRESETS["cpu"].few)):
         mine = [run.seeds for run in found if run.method == key(MOBILENET, variant, MULTIRATE)]
         assert mine == [(seed,) for seed in range(seeds)]
 
