@@ -45,6 +45,7 @@ REGISTERED = {
     "ptb": Entry("ptb", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", share=3),
     "text": Entry("text", "fine-tuning a text encoder with two rates (figure 7, tables 1, 2, A3, A4)", share=2),
     "text-seconds": Entry("text_seconds", "the same at equal seconds: where two rates pay", share=3),
+    "text-peers": Entry("text_peers", "two rates against LoRA, BAdam, random layers, and a changing k", share=2),
     "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "speed masks": Entry("speed_masks", "what a training step with masks costs"),
     "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
