@@ -49,6 +49,7 @@ REGISTERED = {
     "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "speed masks": Entry("speed_masks", "what a training step with masks costs"),
     "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
+    "speed finetune": Entry("speed_finetune", "how much faster fine-tuning gets, and how well the audit predicts it"),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save"),
     "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)"),
     "patches": Entry("patches", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", share=2),

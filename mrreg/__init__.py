@@ -10,6 +10,7 @@ References:
 
 from mrreg import theory
 from mrreg.attach import attach
+from mrreg.audit import Audit, audit
 from mrreg.convert import mask, unwrap
 from mrreg.dropout import swap_dropout
 from mrreg.errors import NoEffectWarning
@@ -24,6 +25,7 @@ from mrreg.split import biases, split
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
     "LangevinSGD",
     "Multirate",
     "MultirateAdamW",
@@ -32,6 +34,7 @@ __all__ = [
     "NoEffectWarning",
     "PeriodScheduler",
     "attach",
+    "audit",
     "batch_norm",
     "biases",
     "mask",

@@ -1,0 +1,101 @@
+"""How an audit reads: its tables, and the advice that follows from its numbers."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mrreg.errors import some
+
+SMALL_GAIN = 1.1  # below this speed-up at k = 5 there is hardly anything to gain
+LARGE_SHARE = 0.5  # of the slow part's FLOPs, in the fast part's backward
+
+
+def sentences(report: Mapping[str, Any]) -> list[str]:
+    """What to do, from the numbers of one audit and from what the benchmarks of this library have shown."""
+    said = list(_findings(report))
+    said += [
+        'With AdamW use slow_lr="per_gradient": its update has size lr whatever the gradient is.',
+        "With SGD the coupled lr (the default) must be below about 1/k of the largest lr that is stable for the slow "
+        "part.",
+        "Freezing the slow part costs less still and may do as well: compare at equal seconds.",
+    ]
+    return said
+
+
+def _findings(report: Mapping[str, Any]) -> Iterable[str]:
+    """What this model's numbers say."""
+    for each in report["forced_by"][:3] if report["reached_share"] >= LARGE_SHARE else ():
+        name, *tied = each["names"]
+        also = f" (tied to {some(tied)})" if tied else ""
+        yield (
+            f"{name!r}{also} is fast but lies early: its backward goes through {each['modules']} modules that are not "
+            f"fast, {report['reached_share']:.0%} of their FLOPs. Make it slow."
+        )
+    if report["inputs_need_gradient"]:
+        yield "An input has requires_grad=True, so that every backward goes through the whole model."
+    gain = next(each["speedup"] for each in report["periods"] if each["k"] == 5)
+    if gain < SMALL_GAIN:
+        yield f"At k = 5 a step is only {gain:.2f} times faster: this fast part hardly saves time."
+    lacking = [name for part in ("fast", "slow") for name in report["parts"][part]["without_gradient"]]
+    if lacking:
+        yield f"No gradient reaches {some(lacking)}: the loss does not depend on them."
+    if report["batch_norm"]:
+        yield (
+            f"The slow part has {len(report['batch_norm'])} BatchNorm layers: their running statistics move at every "
+            'forward; mrreg.batch_norm(optimizer, model, statistics="sync") moves them with their part.'
+        )
+    if report["dropout"]:
+        yield (
+            f"The slow part has {len(report['dropout'])} Dropout layers: a gradient taken with one draw is used for k "
+            "steps."
+        )
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """The report on a terminal."""
+    parts, seconds = report["parts"], report["seconds"]
+    lines = [f"{report['model']} on {report['device']} ({report['threads']} CPU threads)"]
+    lines += _table(
+        ("part", "tensors", "parameters", "forward FLOPs"),
+        [
+            (name, f"{each['tensors']:,}", f"{each['parameters']:,}", f"{each['flops']:,}")
+            for name, each in parts.items()
+        ],
+    )
+    lines += _table(
+        ("step", "forward", "backward", "update (SGD)", "memory"),
+        [
+            (name, *(f"{1e3 * value:.2f} ms" for value in each.values()), f"{report['bytes'][name] / 2**20:,.1f} MiB")
+            for name, each in seconds.items()
+        ],
+    )
+    lines += _table(
+        ("k", "times faster", "mean memory", "largest fast part at a similar speed"),
+        [
+            (
+                str(each["k"]),
+                f"{each['speedup']:.2f}",
+                f"{each['mean_bytes'] / 2**20:,.1f} MiB",
+                _suggested(report["suggestions"], each["k"]),
+            )
+            for each in report["periods"]
+        ],
+    )
+    through = f"{len(report['reached'])} modules that are not fast ({report['reached_share']:.0%} of their FLOPs)"
+    lines.append(f"The fast part's backward goes through {through}" + _listed(report["reached"]))
+    return "\n".join(lines + [f"- {each}" for each in report["advice"]])
+
+
+def _suggested(suggestions: Iterable[Mapping[str, Any]], k: int) -> str:
+    return next((f"{' '.join(each['fast'])} ({each['speedup']:.2f})" for each in suggestions if each["k"] == k), "")
+
+
+def _listed(names: list[str]) -> str:
+    return f": {some(names)}." if names else "."
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Columns aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
