@@ -40,18 +40,20 @@ class Entry:
 
 REGISTERED = {
     "mnist": Entry("mnist", "masks, dropout and SGD on MNIST (figure 8, table A5)", share=3),
-    "mnist-small": Entry("mnist_small", "the same on 1,000 and 5,000 images, everyone's p tuned", share=3),
-    "mnist-search": Entry("mnist_search", "which reading of the paper gives its MNIST tables", share=2),
+    "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "ptb": Entry("ptb", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", share=3),
+    "speed finetune": Entry(
+        "speed_finetune", "how much faster fine-tuning gets, and how well the audit predicts it", share=3
+    ),
+    "patches": Entry("patches", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", share=2),
+    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", share=2),
+    "speed masks": Entry("speed_masks", "what a training step with masks costs"),
+    "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs", share=0.5),
+    "transfer": Entry("transfer", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", share=3),
     "text": Entry("text", "fine-tuning a text encoder with two rates (figure 7, tables 1, 2, A3, A4)", share=2),
     "text-seconds": Entry("text_seconds", "the same at equal seconds: where two rates pay", share=3),
     "text-peers": Entry("text_peers", "two rates against LoRA, BAdam, random layers, and a changing k", share=2),
-    "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
-    "speed masks": Entry("speed_masks", "what a training step with masks costs"),
-    "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs"),
-    "speed finetune": Entry("speed_finetune", "how much faster fine-tuning gets, and how well the audit predicts it"),
-    "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save"),
-    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)"),
-    "patches": Entry("patches", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", share=2),
-    "transfer": Entry("transfer", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", share=3),
+    "mnist-small": Entry("mnist_small", "the same on 1,000 and 5,000 images, everyone's p tuned", share=2),
+    "mnist-search": Entry("mnist_search", "which reading of the paper gives its MNIST tables"),
+    "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", share=0.5),
 }
