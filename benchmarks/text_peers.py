@@ -70,7 +70,7 @@ class PeersConfig:
     encoder: str
     steps: int
     held_out: int
-    passes: int  # of the timing, over `timed` batches
+    passes: int  # of the timing, over `timed` batches; five give each batch one step with all gradients at k = 5
     timed: int = SWITCH
     trials: int = len(RATES)
     pool: int | None = None
@@ -84,7 +84,7 @@ PRESETS = {
     "smoke": PeersConfig(
         seeds=1, encoder="minilm", steps=1, held_out=8, passes=1, timed=5, trials=1, pool=64, dev=8, longest=8, batch=4
     ),
-    "cpu": PeersConfig(seeds=8, encoder="minilm", steps=32, held_out=400, passes=3, pool=20_000),
+    "cpu": PeersConfig(seeds=8, encoder="minilm", steps=32, held_out=400, passes=5, pool=20_000),
     "gpu": PeersConfig(
         seeds=10, encoder="distilbert", steps=1000, held_out=2000, passes=12, lr=2e-5, longest=64
     ),

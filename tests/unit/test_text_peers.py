@@ -273,3 +273,9 @@ def test_a_smoke_run_has_every_method(tmp_path: Path, monkeypatch: pytest.Monkey
         assert result["lr"] in [rate * peer.rate * config.lr for rate in text_peers.RATES]
         assert result["steps at equal seconds"] >= 1
     assert record.results("full fine-tuning")[0]["steps at equal seconds"] == 2
+    for section in text_peers.BENCHMARK.sections:
+        assert all(row.values(record) for row in section.rows), section.title
+        assert all(claim.values(record) for claim in section.claims), section.title
+    facts = [fact for section in text_peers.BENCHMARK.sections for fact in section.facts(record)]
+    assert len([fact for fact in facts if "against full fine-tuning" in fact]) == 2 * (len(text_peers.METHODS) - 1)
+    assert any("LoRA 0.00" in fact for fact in facts if fact.startswith("Chosen lr"))
