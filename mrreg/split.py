@@ -230,7 +230,7 @@ def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set
         if hits:
             return {p for p, own in paths.items() if own & hits}
     if not known:
-        remedy = "Give the model, or groups made from model.named_parameters()."
+        remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
         raise bad(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
     rule = "the name of a module with parameters or of a parameter, or a pattern for one"
     raise unknown(where, argument, rule, pattern, known)

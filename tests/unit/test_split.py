@@ -322,7 +322,7 @@ def test_refused_choices(kind: type[Exception], message: str, arguments: Callabl
         mrreg.split(model, **arguments(model))
 
 
-UNNAMED = "split: fast must be no name where parameters have none, got 'body'. Give the model, or groups made from "
+UNNAMED = "split: fast must be no name where parameters have none, got 'body'. Choose by module or parameter, or give "
 MADE_OF = "split: model must be made of tensors, or of pairs of name and tensor, got "
 
 REFUSED_MODELS: list[tuple[type[Exception], str, Callable[[Net], Any]]] = [
