@@ -48,12 +48,13 @@ def test_the_cost_of_a_step_is_relative_to_the_reference_and_does_not_depend_on_
         relative(record, Point(Recipe(fast="head", k=3)))
 
 
-def test_the_best_has_two_rates_and_is_of_the_first_part() -> None:
+def test_the_best_has_two_rates_is_of_the_first_part_and_not_compared_anyway() -> None:
     scores: dict[str, dict[str, object]] = {
         f"map, {point.name}": {"short": 70.0, "middle": 80.0} for point in POINTS.values()
     }
-    winner = next(point for point in FIRST if point.recipe.k == 2 and point.recipe.fast == "last")
+    winner = next(point for point in FIRST if point.recipe.k == 2 and point.recipe.fast == "head")
     scores[f"map, {REFERENCE}"] = {"short": 99.0, "middle": 99.0}
+    scores[f"map, {COMPARED[2]}"] = {"short": 97.0, "middle": 97.0}
     scores[f"map, {REST[-1].name}"] = {"short": 98.0, "middle": 98.0}
     scores[f"map, {winner.name}"] = {"short": 69.0, "middle": 82.0}
     assert best(made(scores)) == winner
