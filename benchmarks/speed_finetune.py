@@ -87,7 +87,7 @@ def _encoder(**sizes: Any) -> nn.Module:
     """An encoder for classification as transformers builds it; its default sizes are DistilBERT's."""
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    return DistilBertForSequenceClassification(DistilBertConfig(num_labels=CLASSES, **sizes))
+    return DistilBertForSequenceClassification(DistilBertConfig(**{"num_labels": CLASSES} | sizes))
 
 
 def _tokens(case: Case) -> Tensor:

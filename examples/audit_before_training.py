@@ -29,15 +29,15 @@ def main(steps: int = 100) -> None:
 
     report = mrreg.audit(model, fast="10", example_inputs=images, loss_fn=loss_fn)
     print(report)
-    suggested = next(each["fast"] for each in report["suggestions"] if each["k"] == 5)
-    optimizer = mrreg.MultirateSGD(mrreg.split(model, fast=suggested), lr=0.01, k=5, momentum=0.9)
+    suggested = next(each for each in report["suggestions"] if each["k"] == 5)
+    optimizer = mrreg.MultirateSGD(mrreg.split(model, fast=suggested["fast"]), lr=0.01, k=5, momentum=0.9)
     mrreg.batch_norm(optimizer, model, statistics="sync")
     for _ in range(steps):
         optimizer.zero_grad()
         loss = loss_fn(model(images))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    print(f"loss {loss.item():.2f} after {steps} steps, {report.speedup(5):.1f} times as fast by the audit")
+    print(f"loss {loss.item():.2f} after {steps} steps, {suggested['speedup']:.1f} times as fast by the audit")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from transformers import BertConfig, BertForMaskedLM, DistilBertConfig, DistilBe
 
 import mrreg
 
-SIZES = {"vocab_size": 60}
 WORDS = {"input_ids": torch.randint(60, (2, 6)), "attention_mask": torch.ones(2, 6, dtype=torch.long)}
 
 pytestmark = pytest.mark.slow
@@ -31,7 +30,9 @@ def test_early_layer_makes_a_resnet_go_backward_everywhere() -> None:
 
 
 def test_encoder_with_a_head() -> None:
-    model = DistilBertForSequenceClassification(DistilBertConfig(n_layers=3, dim=16, hidden_dim=32, n_heads=2, **SIZES))
+    model = DistilBertForSequenceClassification(
+        DistilBertConfig(n_layers=3, dim=16, hidden_dim=32, n_heads=2, vocab_size=60)
+    )
     report = mrreg.audit(model, fast=["pre_classifier", "classifier"], example_inputs=WORDS)
     assert report["reached"] == []
     assert report["dropout"][0] == "distilbert.embeddings.dropout"
@@ -41,8 +42,8 @@ def test_encoder_with_a_head() -> None:
 
 
 def test_head_tied_to_the_embedding() -> None:
-    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
-    model = BertForMaskedLM(BertConfig(**sizes, **SIZES))
+    config = BertConfig(num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=2, vocab_size=60)
+    model = BertForMaskedLM(config)
     report = mrreg.audit(model, fast="cls", example_inputs=WORDS)
     assert set(report["forced_by"][0]["names"]) >= {
         "bert.embeddings.word_embeddings.weight",
