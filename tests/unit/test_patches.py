@@ -32,6 +32,13 @@ def test_copies_are_evaluated_when_they_have_just_been_merged(preset: str) -> No
     assert config.steps % config.every == 0
 
 
+def test_every_row_of_a_preset_is_measured_there() -> None:
+    for preset, config in patches.PRESETS.items():
+        (section,) = [each for each in patches.SECTIONS if each.presets and preset in each.presets]
+        assert [row.label for row in section.rows] == [f"{s}: {m}" for s in patches_data.SETS for m in config.methods]
+        assert {run.method for run in patches.runs(config)} == set(config.methods)
+
+
 def test_statistics_are_those_of_training_images_alone() -> None:
     data = patched(40)
     net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3072, 10))
@@ -59,4 +66,4 @@ def test_smoke_record_is_paired_by_seed(data_dir: Path, tmp_path: Path) -> None:
             assert sorted(record.numbers(method, name)) == [0, 1]
             assert all(len(curve) == 2 for curve in record.curves(method, f"{name} per evaluation").values())
         assert record.curves(method, "epoch")[0] == [2.0, 4.0]
-    assert all(len(claim.values(record)) == 2 for claim in patches.SECTION.claims)
+    assert all(len(claim.values(record)) == 2 for claim in patches.SECTIONS[1].claims)
