@@ -29,7 +29,7 @@ class _Net(nn.Module):
 
 def test_blocks_run_in_order() -> None:
     assert len(BLOCKS) >= 6
-    names: dict[str, Any] = {"torch": torch, "model": _Net()}
+    names: dict[str, Any] = {"torch": torch, "model": _Net(), "x": torch.randn(3, 4)}
     for block in BLOCKS:
         exec(compile(block, str(README), "exec"), names)
 
