@@ -97,7 +97,7 @@ PRESETS = {
         lrs=(0.001,), points=1, timings=1,
     ),
     "cpu": TransferConfig(
-        seeds=8, few=3, pairs=(MOBILENET,), epochs=4, images=640, test_images=1000, validation=1000, pixels=96,
+        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=640, test_images=1000, validation=1000, pixels=96,
         batch=16, points=3,
     ),
     "gpu": TransferConfig(seeds=5, few=3, pairs=(RESNET34, RESNET50), epochs=5, images=10_000),
