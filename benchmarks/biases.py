@@ -40,7 +40,7 @@ class BiasesConfig:
 
 
 PRESETS = {
-    # with fewer than 8 channels, torch 2.14.1 on a CPU damages memory in the backward pass of a 1x1 convolution of stride 2
+    # with fewer than 8 channels, torch 2.14.1 damages memory: backward of a 1x1 convolution of stride 2, channels_last
     "smoke": BiasesConfig(seeds=2, epochs=1, blocks=(1, 1), width=8, images=160, test_images=100),
     "cpu": BiasesConfig(seeds=4, epochs=16, blocks=(1, 1, 1), width=8, images=5_120),
     "gpu": BiasesConfig(seeds=3, epochs=15, blocks=(3, 4, 6, 3), width=64, bfloat16=True),
