@@ -1,6 +1,7 @@
 """The whole suite within a small budget, and what its GPU presets do differently, as far as a CPU can tell."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from benchmarks.errors import UserError
 from benchmarks.registry import REGISTERED
 
 BUDGET = 8  # seconds: less than all benchmarks take in their smallest form
-SUITE = ("all", "--preset", "smoke", "--device", "cpu", "--budget", str(BUDGET), "--out")
+SUITE = ("all", "--preset", "smoke", "--device", "cpu", "--budget", str(BUDGET))
 SWITCHED = [
     (name, field.name)
     for name, entry in REGISTERED.items()
@@ -22,6 +23,14 @@ SWITCHED = [
     for field in dataclasses.fields(presets["gpu"])
     if getattr(presets["gpu"], field.name) is True and getattr(presets["smoke"], field.name) is False
 ]  # what is on for a GPU and off in the smallest form: bfloat16, all seeds in one batch
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """The folder with real data, or an empty one, so that no download is tried."""
+    empty = tmp_path / "no data"
+    empty.mkdir()
+    return Path(os.environ.get("MRREG_DATA", empty))
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -35,11 +44,11 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @pytest.mark.slow
 def test_a_suite_cut_short_leaves_records_that_can_be_continued_and_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, data: Path
 ) -> None:
     counts = []
     for _ in range(2):
-        code = call(monkeypatch, *SUITE, str(tmp_path))
+        code = call(monkeypatch, *SUITE, "--data-dir", str(data), "--out", str(tmp_path))
         said = capsys.readouterr().err
         failed = [line for line in said.splitlines() if line.startswith("FAILED")]
         assert all("--data-dir or MRREG_DATA" in line for line in failed), said  # real data that are not here
@@ -58,12 +67,12 @@ def test_a_suite_cut_short_leaves_records_that_can_be_continued_and_shown(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "switch"), SWITCHED)
-def test_what_only_a_gpu_preset_switches_on_runs_on_a_cpu_too(name: str, switch: str) -> None:
+def test_what_only_a_gpu_preset_switches_on_runs_on_a_cpu_too(name: str, switch: str, data: Path) -> None:
     benchmark = REGISTERED[name].load()
     config: Any = dataclasses.replace(benchmark.presets["smoke"], **{switch: True})
     run = benchmark.runs(config)[0]
     device = torch.device("cpu")
-    context = harness.Context(device, None, records.new(name, "smoke", config, device))
+    context = harness.Context(device, data, records.new(name, "smoke", config, device))
     try:
         results = benchmark.execute(config, run, context)
     except UserError as error:
