@@ -45,7 +45,7 @@ class SecondsConfig:
     longest: int = 32
     batch: int = 16
     adamw: float = 5e-5
-    sgd: float = 1e-3
+    sgd: float = 2e-3
     points: int | None = None  # of the map, if not all
 
 

@@ -11,7 +11,7 @@ LONG = "long budget, "
 SECONDS, EPOCHS = "equal seconds", "equal epochs"
 
 NOTE = (
-    "SST-2, one linear layer on the mean output of the encoder, constant lr (AdamW 5e-5, SGD 1e-3 with momentum 0.9), "
+    "SST-2, one linear layer on the mean output of the encoder, constant lr (AdamW 5e-5, SGD 2e-3 with momentum 0.9), "
     "batch 16, texts cut at 32 tokens, no dropout. Equal seconds are CPU seconds of one thread: the preset cpu "
     "(MiniLM) gives each method those of 40 steps of full fine-tuning with AdamW (short budget 12, long 120), by the "
     "cost of a step measured with all methods in turns. "
