@@ -76,6 +76,7 @@ PRESETS = {
         held_out=2000,
         longest=64,
         adamw=2e-5,
+        sgd=1e-4,
     ),
 }
 PRESETS["paper"] = replace(PRESETS["gpu"], seeds=10, longest=128)
