@@ -11,10 +11,10 @@ LONG = "long budget, "
 SECONDS, EPOCHS = "equal seconds", "equal epochs"
 
 NOTE = (
-    "SST-2, one linear layer on the mean output of the encoder, constant lr, no weight decay, no dropout. Equal seconds "
-    "are CPU seconds of one thread, by the cost of a step measured with all methods in turns. The preset cpu fine-tunes "
-    "MiniLM with batch 16 on texts cut at 32 tokens (lr: AdamW 5e-5, SGD 2e-3 with momentum 0.9) and gives each method "
-    "the seconds of 40 steps of full fine-tuning with AdamW (short budget 12, long 120). "
+    "SST-2, one linear layer on the mean output of the encoder, constant lr, no weight decay, no dropout. Equal "
+    "seconds are CPU seconds of one thread, by the cost of a step measured with all methods in turns. The preset cpu "
+    "fine-tunes MiniLM with batch 16 on texts cut at 32 tokens (lr: AdamW 5e-5, SGD 2e-3 with momentum 0.9) and gives "
+    "each method the seconds of 40 steps of full fine-tuning with AdamW (short budget 12, long 120). "
 )
 
 
