@@ -51,9 +51,9 @@ class Driver:
         """Leave the optimizer and the masks without a trace."""
         for handle in self.handles:
             handle.remove()
+        self._abandon()
         optimizer = self.optimizer()
         if optimizer is not None:
-            self._abandon(optimizer)
             for group in optimizer.param_groups:
                 for key in (CLOCK, CYCLE, SEED):
                     group.pop(key, None)
@@ -99,7 +99,7 @@ class Driver:
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         late = not last or any(map(callable, chain(args[1:], kwargs.values())))  # hooks and closures write gradients
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        self._abandon(optimizer)
+        self._abandon()
         for mask, _ in self.masks:
             for target in mask.targets if mask._bits else ():
                 p = mask.module.get_parameter(target.name)
@@ -127,11 +127,11 @@ class Driver:
             keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn, coasts(optimizer, group) and not late)
         self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
 
-    def _abandon(self, optimizer: Optimizer) -> None:
+    def _abandon(self) -> None:
         """Forget a step that never ended, for something in it failed."""
         while self.pending:
-            p, keeper, *_ = self.pending.pop()
-            keeper.give_back(optimizer.state.get(p, {}))
+            _p, keeper, *_ = self.pending.pop()
+            keeper.give_back()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""

@@ -50,29 +50,31 @@ class Keeper:
         self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
-        self._coasts = False  # whether slow entries of the state are at zero meanwhile, so that the parameter rests
+        self._zeroed: list[tuple[Tensor, Tensor]] | None = None  # state whose slow entries are at zero, and their bits
         self._path = ""  # what a joint step moves along, where that is all it does
         self._group: Group = {}  # with the lr of that step
 
     def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, coasts: bool) -> None:
         """Before a masked step: remember the slow entries of the parameter and of its state."""
-        self._boost, self._coasts = None, coasts
+        self._boost, self._zeroed = None, [] if coasts else None
         self._read(bits, drawn)
         for name, value in _shaped(parameter, state):
-            if coasts and not name:
-                continue
+            if self._zeroed is not None and not name:
+                continue  # without gradient and momentum it does not move
             saved = self._work[name].like(value)
             torch.bitwise_and(as_bits(value), _fit(self._slow, value), out=as_bits(saved))
-            self._saved[name] = saved
-            if coasts:
+            if self._zeroed is None:
+                self._saved[name] = saved
+            else:
                 as_bits(value).bitwise_and_(_fit(bits, value))
+                self._zeroed.append((value, saved))
 
     def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float, path: str, group: Group) -> None:
         """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
 
         Where the step is along what `path` names (see `path_of`), nothing need be remembered.
         """
-        self._boost, self._path, self._group, self._coasts = boost, path, group, False
+        self._boost, self._path, self._group, self._zeroed = boost, path, group, None
         if not path:
             self._read(bits, drawn)
             here = local(parameter)
@@ -91,8 +93,8 @@ class Keeper:
             as_bits(moved).bitwise_and_(self._slow)
             here.sub_(moved, alpha=self._boost - 1)
             return
-        if self._coasts:
-            self.give_back(state)
+        if self._zeroed is not None:
+            self.give_back()
             return
         for name, value in _shaped(parameter, state):
             if name in self._saved:  # a select in one pass: bits are -1 and 0
@@ -101,12 +103,11 @@ class Keeper:
             elif decayed or _reached(parameter, bits):  # new state, that weight decay or a late gradient has entered
                 as_bits(value).bitwise_and_(_fit(bits, value))
 
-    def give_back(self, state: State) -> None:
-        """Put the slow entries of the state back where they were set to zero, also after a step that never ended."""
-        if self._coasts:
-            for name, saved in self._saved.items():
-                as_bits(local(state[name])).bitwise_or_(as_bits(saved))
-            self._saved.clear()
+    def give_back(self) -> None:
+        """Put slow entries of the state back where they were set to zero, also after a step that never ended."""
+        while self._zeroed:
+            value, saved = self._zeroed.pop()
+            as_bits(value).bitwise_or_(as_bits(saved))
 
     def _read(self, bits: Tensor, drawn: object) -> None:
         """Keep the bits of the slow entries from step to step; forget a step that never ended."""

@@ -150,20 +150,23 @@ def test_a_step_that_raises_does_not_count() -> None:
     assert optimizer.param_groups[0]["mask_clock"] == 3
 
 
-@pytest.mark.parametrize("detach", [False, True])
-def test_what_is_held_survives_a_step_that_fails_half_way(detach: bool) -> None:
+@pytest.mark.parametrize("then", ["step", "detach", "load"])
+def test_what_is_held_survives_a_step_that_fails_half_way(then: str) -> None:
     model = mlp(k=6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     handle = mrreg.attach(optimizer, model)
     train(model, optimizer, 7)
     held = held_bits(model, optimizer)
+    saved = copy.deepcopy(optimizer.state_dict())
     optimizer.param_groups[0]["lr"] = "broken"
     with pytest.raises(TypeError):
         train_step(model, optimizer, batch(7))
     optimizer.param_groups[0]["lr"] = 0.1
-    if detach:
+    if then == "detach":
         handle.remove()
-    else:
+    elif then == "load":
+        optimizer.load_state_dict(saved)
+    if then != "detach":
         train_step(model, optimizer, batch(8))
     assert all(torch.equal(read(), bits) for read, bits in held)
 
