@@ -1,7 +1,7 @@
 """Stepping and copying the base optimizers of a `Multirate`."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,26 +63,26 @@ def _descend(groups: list[Group], copies: Copies) -> None:
     """Gradient descent with the bits of torch's `SGD`; what is copied is used while it is in the cache."""
     for group in groups:
         params = [p for p in group["params"] if p.grad is not None]
-        for some in _portions(params) if copies else [params]:
-            if some:
-                grads = [p.grad for p in some if p.grad is not None]
-                held = [(copies[p], grad) for p, grad in zip(some, grads, strict=True) if p in copies]
-                if held:
-                    torch._foreach_copy_([copy for copy, _ in held], [grad for _, grad in held])
-                torch._foreach_add_(some, grads, alpha=-group["lr"])
+        if not params:
+            continue
+        grads: list[Tensor] = [p.grad for p in params]
+        held, start = copies.get(id(group)), 0
+        for stop in [len(params)] if held is None else _stops(params):
+            if held is not None:
+                torch._foreach_copy_(held[start:stop], grads[start:stop])
+            torch._foreach_add_(params[start:stop], grads[start:stop], alpha=-group["lr"])
+            start = stop
 
 
-def _portions(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in their order, few enough at a time for a CPU's cache; all at once elsewhere."""
-    portion: list[Tensor] = []
-    entries = 0
-    for p in params:
-        if portion and entries + p.numel() > PORTION and p.device.type == "cpu":
-            yield portion
-            portion, entries = [], 0
-        portion.append(p)
+def _stops(params: list[Tensor]) -> list[int]:
+    """Where to cut a list of tensors so that each portion fits into a CPU's cache; at its end alone elsewhere."""
+    stops, entries = [], 0
+    for index, p in enumerate(params if params[0].device.type == "cpu" else ()):
         entries += p.numel()
-    yield portion
+        if entries > PORTION and index:
+            stops.append(index)
+            entries = p.numel()
+    return [*stops, len(params)]
 
 
 def create_state(base: Optimizer, step: Step, state: State, drift: bool) -> None:

@@ -22,7 +22,7 @@ RESTING = "resting"  # set on a parameter that had no gradient at its last sync 
 Group = dict[str, Any]
 State = dict[Tensor, Any]
 Finish = Callable[[], list[Tensor]]
-Copies = dict[Tensor, Tensor]  # parameter -> where its gradient is to be copied during the base's step
+Copies = dict[int, list[Tensor]]  # id of a group -> where its gradients are to be copied during the base's step
 
 
 def step_size(group: Group) -> float:
@@ -54,7 +54,7 @@ def measure(
     known = [state.get(p, {}).get(DIRECTION) for p in params]
     buffers = [torch.empty_like(p) if d is None else d for p, d in zip(params, known, strict=True)]
     if copies is not None:
-        copies.update(zip(params, buffers, strict=True))
+        copies[id(group)] = buffers
         return lambda: buffers
     if type(base) is torch.optim.SGD:
         return _force(group, params, buffers, state)
