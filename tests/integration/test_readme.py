@@ -12,6 +12,7 @@ import mrreg
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+ALONE = re.findall(r"```py\n(.*?)```", README.read_text(), re.DOTALL)  # on a model of their own, or on several ranks
 
 
 class _Net(nn.Module):
@@ -32,6 +33,28 @@ def test_blocks_run_in_order() -> None:
     names: dict[str, Any] = {"torch": torch, "model": _Net(), "x": torch.randn(3, 4)}
     for block in BLOCKS:
         exec(compile(block, str(README), "exec"), names)
+
+
+def _run_alone(mark: str, **names: Any) -> dict[str, Any]:
+    """Run the one block with a mark on a fresh model."""
+    (block,) = (block for block in ALONE if mark in block)
+    found = {"mrreg": mrreg, "model": _Net(), **names}
+    exec(compile(block, str(README), "exec"), found)
+    return found
+
+
+def test_the_audit_block_runs() -> None:
+    assert _run_alone("mrreg.audit(", x=torch.randn(3, 4))["report"].speedup(k=4) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers, about itself
+def test_the_trainer_block_makes_both_trainers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    trainer = _run_alone("import transformers", arguments=arguments, data=[])["trainer"]
+    trainer.create_optimizer()
+    assert [group["period"] for group in trainer.optimizer.param_groups if group["params"]].count(5) >= 1
 
 
 def test_every_public_name_is_in_the_api_table() -> None:
