@@ -7,7 +7,8 @@ import pytest
 import torch
 from resume_cases import CASES, Run
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
+from trainer_cases import CPU_LIGHTNING, CPU_TRAINER, Rows, batch
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,11 +17,6 @@ pytestmark = [
 ]
 NAMES = [name for name in CASES if name != "periods"]  # a PeriodScheduler is no learning rate scheduler
 END = 20
-
-
-def batch(t: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(t)
-    return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
 
 
 class Counted(Run):
@@ -79,28 +75,13 @@ def lightning(name: str, folder: Path, stop: int, resume: bool) -> Counted:
                 self.trainer.save_checkpoint(folder / "saved.ckpt")
 
     trainer = module.Trainer(
-        accelerator="cpu",
         max_steps=END,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **CPU_LIGHTNING,
         default_root_dir=folder,
     )
     loader: Any = DataLoader(TensorDataset(torch.zeros(64)), batch_size=8)
     trainer.fit(Module(), loader, ckpt_path=folder / "saved.ckpt" if resume else None)
     return run
-
-
-class Rows(Dataset[dict[str, Tensor]]):
-    """64 examples."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        x, y = batch(i)
-        return {"x": x[0], "labels": y[0]}
 
 
 class WithLoss(nn.Module):
@@ -125,10 +106,7 @@ def trainer(name: str, folder: Path, stop: int, resume: bool) -> Counted:
         save_strategy="no" if resume else "steps",
         save_steps=stop,
         save_total_limit=None,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_strategy="no",
+        **CPU_TRAINER,
     )
     model = WithLoss(run.model)
     each = transformers.Trainer(model, arguments, train_dataset=Rows(), optimizers=(run.optimizer, run.parts["lr"]))
