@@ -285,5 +285,7 @@ def test_compiling_makes_at_most_one_graph_per_phase(statistics: str) -> None:
     mrreg.batch_norm(other, plain, statistics)
     train(compiled, optimizer, range(END))
     train(plain, other, range(END))
-    assert counter.frame_count in (1, 2)  # torch 2.11 takes the first for both, where only requires_grad differs
+    older = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)
+    reuses = older and statistics != "sync"  # torch 2.11 takes the first graph again where only requires_grad differs
+    assert counter.frame_count in ((1, 2) if reuses else (2,))
     assert same(model, plain)
