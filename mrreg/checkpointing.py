@@ -17,15 +17,19 @@ def _refusal() -> RuntimeError:
     return wrong_moment("MultirateMask", PROBLEM, REMEDY)
 
 
+def _of_torch(module: nn.Module) -> bool:
+    """Whether a module computes what its torch class does."""
+    return type(module).__module__.startswith("torch.nn.") and "forward" not in module.__dict__
+
+
 @contextmanager
 def refuse_checkpointing(module: nn.Module, weights: Iterable[Tensor]) -> Iterator[Callable[[Any], Any]]:
     """Run a masked forward so that a checkpoint inside raises; the yielded function looks at the output.
 
     Both forms of torch.utils.checkpoint are found while the forward runs: the usual one needs hooks on saved tensors,
-    the reentrant one leaves its node in the graph. A single layer of torch has no room for either.
+    the reentrant one leaves its node in the graph. Layers of torch have no room for either.
     """
-    single = type(module).__module__.startswith("torch.nn.") and not next(module.children(), None)
-    if single or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or all(map(_of_torch, module.modules())):
         yield lambda output: output
         return
     first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=None)

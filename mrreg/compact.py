@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from mrreg.paths import parameter
+
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
 PAYS_CPU = 32
@@ -44,14 +46,6 @@ class Units(NamedTuple):
         return parameter.shape[self.dim] - len(self.kept)
 
 
-def tensor(module: nn.Module, name: str) -> Tensor:
-    """What stands under a dotted name: the parameter, or the tensor that functional_call has put in its place."""
-    owner, _, leaf = name.rpartition(".")
-    value = getattr(module.get_submodule(owner) if owner else module, leaf)
-    assert isinstance(value, Tensor)
-    return value
-
-
 def chosen(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
@@ -60,7 +54,7 @@ def chosen(module: nn.Module, structure: str, units: Mapping[str, Units], args: 
 
 def _together(module: nn.Module, units: Mapping[str, Units]) -> bool:
     """Whether parameters are where their units were drawn: not so where shards rest on another device."""
-    return all(tensor(module, name).device == drawn.kept.device for name, drawn in units.items())
+    return all(parameter(module, name).device == drawn.kept.device for name, drawn in units.items())
 
 
 def unnoticed(module: nn.Module) -> bool:
@@ -69,23 +63,23 @@ def unnoticed(module: nn.Module) -> bool:
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
     """
-    return all(map(_ordinary, module.modules()))
+    return all(map(ordinary, module.modules()))
 
 
-def _ordinary(module: nn.Module) -> bool:
+def ordinary(module: nn.Module) -> bool:
     """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
         return False
     if "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules."):
         return False
-    if getattr(module, "groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
+    if module.__dict__.get("groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
     return all(type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
 
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether leaving the dropped units out saves more than gathering the kept ones costs, by size alone."""
-    weights = {name: tensor(module, name) for name in units if name.endswith("weight")}
+    weights = {name: parameter(module, name) for name in units if name.endswith("weight")}
     if not weights or not args or not isinstance(args[0], Tensor):
         return False
     (features, *_), (name, weight) = args, next(iter(weights.items()))
@@ -123,10 +117,10 @@ def forward(
     `units` names every parameter that holds units of the mask: for "input" the weight, for "output" the weight and
     (if masked) the bias, for "hidden" the producer's weight and bias and the consumer's weight.
     """
-    small = {name: kept.gather(tensor(module, name)) for name, kept in units.items()}
+    small = {name: kept.gather(parameter(module, name)) for name, kept in units.items()}
     if structure == "hidden":
         return functional_call(module, small, args, dict(kwargs))
-    weight, kept = tensor(module, "weight"), units["weight"].kept
+    weight, kept = parameter(module, "weight"), units["weight"].kept
     if structure == "input":
         return functional_call(module, small, (args[0].index_select(_channel(weight), kept), *args[1:]), dict(kwargs))
     bias = None if "bias" in units else module._parameters["bias"]

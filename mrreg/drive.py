@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from mrreg.errors import bad, wrong_moment
 from mrreg.hold import GRADIENT, Group, Keeper, coasts, path_of
 from mrreg.mask import MultirateMask
+from mrreg.paths import parameter
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
 from mrreg.shards import any_nonzero, is_sharded, local
 from mrreg.substitute import as_bits
@@ -59,8 +60,8 @@ class Driver:
                     group.pop(key, None)
         self._orphaned(None)
 
-    def _orphaned(self, _: object) -> None:
-        for mask, _first in self.masks if not sys.is_finalizing() else ():  # modules are half gone at exit
+    def _orphaned(self, _: object, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        for mask, _first in self.masks if not at_exit() else ():  # modules, `sys` too, are half gone then
             mask._rest()
 
     def turn(self, optimizer: Optimizer) -> None:
@@ -102,7 +103,7 @@ class Driver:
         self._abandon()
         for mask, _ in self.masks:
             for target in mask.targets if mask._bits else ():
-                p = mask.module.get_parameter(target.name)
+                p = parameter(mask.module, target.name)
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
                     raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
@@ -113,18 +114,16 @@ class Driver:
 
     def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
         """Before a step, for one parameter; `late` says whether its gradient may still change."""
-        if not mask._on and mask.boost == 1:
-            return  # a joint step that is an ordinary one
-        keeper, bits = self.keepers[id(p)], mask._bits[name]
-        path = path_of(optimizer, group)
-        if not mask._on:
-            keeper.push(p, bits, mask._drawn, mask.boost, path, group)
-        else:
-            if p.grad is not None:  # penalties and noise may have come on top of what the backward pass wrote
-                as_bits(local(p.grad)).bitwise_and_(bits)
-            if path == GRADIENT and not late:
-                return  # zero times anything
+        path, bits = path_of(optimizer, group), mask._bits[name]
+        if mask._on and p.grad is not None:  # penalties and noise may have come on top of what the backward pass wrote
+            as_bits(local(p.grad)).bitwise_and_(bits)
+        if (path == GRADIENT and not late) if mask._on else mask.boost == 1:
+            return  # zero times anything, or an ordinary step
+        keeper = self.keepers[id(p)]
+        if mask._on:
             keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn, coasts(optimizer, group) and not late)
+        else:
+            keeper.push(p, bits, mask._drawn, mask.boost, path, group, mask._own[name].values)
         self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
 
     def _abandon(self) -> None:

@@ -14,7 +14,6 @@ from mrreg.workspace import Workspace
 Group = dict[str, Any]
 State = MutableMapping[str, Any]
 
-PIECE = 1 << 17  # entries
 GRADIENT = "grad"
 
 
@@ -53,6 +52,7 @@ class Keeper:
         self._zeroed: list[tuple[Tensor, Tensor]] | None = None  # state whose slow entries are at zero, and their bits
         self._path = ""  # what a joint step moves along, where that is all it does
         self._group: Group = {}  # with the lr of that step
+        self._spare = Workspace()
 
     def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, coasts: bool) -> None:
         """Before a masked step: remember the slow entries of the parameter and of its state."""
@@ -69,12 +69,22 @@ class Keeper:
                 as_bits(value).bitwise_and_(_fit(bits, value))
                 self._zeroed.append((value, saved))
 
-    def push(self, parameter: Tensor, bits: Tensor, drawn: object, boost: float, path: str, group: Group) -> None:
+    def push(
+        self,
+        parameter: Tensor,
+        bits: Tensor,
+        drawn: object,
+        boost: float,
+        path: str,
+        group: Group,
+        spare: Workspace,
+    ) -> None:
         """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
 
-        Where the step is along what `path` names (see `path_of`), nothing need be remembered.
+        Where the step is along what `path` names (see `path_of`), nothing need be remembered, and memory of the
+        parameter's size that is free after the step will do.
         """
-        self._boost, self._path, self._group, self._zeroed = boost, path, group, None
+        self._boost, self._path, self._group, self._zeroed, self._spare = boost, path, group, None, spare
         if not path:
             self._read(bits, drawn)
             here = local(parameter)
@@ -86,7 +96,8 @@ class Keeper:
         if self._boost is not None and self._path:
             if parameter.grad is not None:  # else it has not moved
                 along = parameter.grad if self._path == GRADIENT else state[self._path]
-                _push_slow(here, local(along), bits, float(self._group["lr"]) * (self._boost - 1))
+                step_size = float(self._group["lr"]) * (self._boost - 1)
+                _push_slow(here, local(along), bits, step_size, self._spare)
             return
         if self._boost is not None:
             moved = self._saved.pop("").sub_(here)  # backwards
@@ -118,15 +129,11 @@ class Keeper:
         self._saved.clear()
 
 
-def _push_slow(parameter: Tensor, along: Tensor, bits: Tensor, step_size: float) -> None:
-    """Move the slow entries further; in pieces, so that what lies between two operations stays in a CPU's cache."""
-    whole = parameter, along, bits
-    flat = parameter.shape == bits.shape and all(value.is_contiguous() for value in whole)
-    cut = PIECE if flat and parameter.device.type == "cpu" else max(1, parameter.numel())
-    pieces = zip(*(torch.split(v.view(-1), cut) for v in whole), strict=True) if flat else [whole]
-    for here, d, b in pieces:
-        slow = torch.bitwise_and(as_bits(d), b).bitwise_xor_(as_bits(d))
-        here.sub_(slow.view(d.dtype), alpha=step_size)
+def _push_slow(parameter: Tensor, along: Tensor, bits: Tensor, step_size: float, spare: Workspace) -> None:
+    """Move the slow entries further."""
+    slow = spare.like(along)
+    torch.addcmul(as_bits(along), as_bits(along), bits, out=as_bits(slow))  # a select in one pass: bits are -1 and 0
+    parameter.sub_(slow, alpha=step_size)
 
 
 def _reached(parameter: Tensor, bits: Tensor) -> bool:

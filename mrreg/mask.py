@@ -15,9 +15,10 @@ from mrreg.checks import number, whole
 from mrreg.draw import Key, draw_units
 from mrreg.errors import NoEffectWarning, bad, some, wrong_moment
 from mrreg.parallel import SHARD_OUTSIDE, is_fully_sharded
+from mrreg.paths import parameter
 from mrreg.shards import cut, draw_bits, is_sharded
 from mrreg.structure import STRUCTURES, Structure, Target, targets
-from mrreg.substitute import Substitute, bits_dtype, masked
+from mrreg.substitute import Substitute, as_numbers, bits_dtype, masked
 
 WHERE = "MultirateMask"
 
@@ -86,6 +87,13 @@ class MultirateMask(nn.Module):
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
     """
 
+    _drawn: tuple[Any, ...] | None  # what `_bits` were drawn from
+    _drawn_p: float  # the p in it: the user may have set another since
+    _bits: dict[str, Tensor]
+    _numbers: dict[str, Tensor]  # the same memory, for compilers
+    _kept: dict[str, tuple[int, Tensor]]
+    _whole: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
+
     def __init__(
         self,
         module: nn.Module,
@@ -139,27 +147,26 @@ class MultirateMask(nn.Module):
         parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
         and `self._scale(target)` the factor of its kept entries.
         """
-        module = self.module
+        module: Any = self._modules["module"]  # without the detour of __getattr__
         if self._kept:
             scales = {t.name: self._scale(t) for t in self.targets}
             units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept.items()}
             if compact.chosen(module, self.structure, units, args):
                 return compact.forward(module, self.structure, units, args, kwargs)
-        direct = self._is_direct(args, kwargs)
+        direct = self._is_direct(module, args, kwargs)
         weights = {}
         for t in self.targets:
-            value, own = compact.tensor(module, t.name), self._own[t.name]
+            value, own = parameter(module, t.name), self._own[t.name]
             own.fresh = direct and t.name == "weight"
             weights[t.name] = masked(value, self._whole_bits(t.name, value), self._scale(t), own)
         if direct:
-            return nn.functional.linear(args[0], weights["weight"], weights.get("bias", module.bias))  # type: ignore[arg-type]
+            return nn.functional.linear(args[0], weights["weight"], weights.get("bias", module._parameters["bias"]))
         with refuse_checkpointing(module, weights.values()) as check:
             return check(functional_call(module, weights, args, kwargs))
 
-    def _is_direct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _is_direct(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the forward is one matrix product and nobody watches it: then calling the module costs more."""
-        module = self.module
-        if type(module) is not nn.Linear or kwargs or len(args) != 1 or not compact.unnoticed(module):
+        if type(module) is not nn.Linear or kwargs or len(args) != 1 or not compact.ordinary(module):
             return False
         return self.targets[0].name == "weight" and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
 
@@ -171,7 +178,7 @@ class MultirateMask(nn.Module):
             raise wrong_moment(WHERE, problem, remedy)
         source = self._whole.get(name)
         if source is None:
-            return self._bits[name]
+            return self._numbers[name] if torch.compiler.is_compiling() else self._bits[name]
         bits = source if isinstance(source, Tensor) else draw_bits(value, source, self._drawn_p)
         return bits.to(value.device, bits_dtype(value))
 
@@ -186,12 +193,12 @@ class MultirateMask(nn.Module):
         self._on = False  # whether forwards in training mode are masked
         self._driven = False
         self._warned = False
-        self._drawn: tuple[Any, ...] | None = None  # what `_bits` were drawn from
-        self._drawn_p = self.p  # the p in it: the user may have set another since
-        self._bits: dict[str, Tensor] = {}
-        self._kept: dict[str, tuple[int, Tensor]] = {}
-        self._whole: dict[str, Tensor | Key] = {}  # of sharded parameters: bits of units, or what to draw entries from
+        self._forget()
         self._own = {t.name: Substitute() for t in self.targets}
+
+    def _forget(self) -> None:
+        """Have no slow subset."""
+        vars(self).update(_drawn=None, _drawn_p=self.p, _bits={}, _numbers={}, _kept={}, _whole={})
 
     def _turn(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
@@ -200,7 +207,7 @@ class MultirateMask(nn.Module):
         if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
             self._draw(seed, first, cycle)
         elif self._drawn is not None:
-            self._drawn, self._bits, self._kept = None, {}, {}
+            self._forget()
         vars(self).update(_on=masking, _driven=True)  # at every step, and Module's own __setattr__ is slow
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
@@ -208,9 +215,9 @@ class MultirateMask(nn.Module):
         if self._drawn == (seed, first, cycle, self.p):
             return
         units: dict[str, Tensor] = {}
-        self._bits, self._kept, self._whole = {}, {}, {}
+        self._forget()
         for index, target in enumerate(self.targets, first):
-            weight = self.module.get_parameter(target.name).detach()
+            weight = parameter(self.module, target.name).detach()
             key = (seed, index, cycle)
             source: Tensor | Key = key
             if target.layout is None:
@@ -222,10 +229,16 @@ class MultirateMask(nn.Module):
                 drawn = cut(source, weight)
                 if target.layout.repeats == target.layout.groups == 1:
                     self._kept[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
-            self._bits[target.name] = drawn.to(bits_dtype(weight))
+            self._set_bits(target.name, drawn)
             if is_sharded(weight):
                 self._whole[target.name] = source
-        self._drawn, self._drawn_p = (seed, first, cycle, self.p), self.p
+        vars(self).update(_drawn=(seed, first, cycle, self.p), _drawn_p=self.p)
+
+    def _set_bits(self, name: str, bits: Tensor) -> None:
+        """Keep bits where their parameter is, as wide as its entries."""
+        weight = parameter(self.module, name)
+        self._bits[name] = bits.to(weight.device, bits_dtype(weight))
+        self._numbers[name] = as_numbers(self._bits[name], weight)
 
     def _warn_undriven(self) -> None:
         """Say once that nothing drives this mask; without gradients nobody trains (`update_bn` of an average)."""
@@ -267,6 +280,7 @@ class MultirateMask(nn.Module):
             "_warned": False,
             "_drawn": None,
             "_bits": {},
+            "_numbers": {},
             "_kept": {},
             "_whole": {},
         }
@@ -276,8 +290,7 @@ class MultirateMask(nn.Module):
         """Move and cast as any module does; the bits follow their parameters."""
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, bits in self._bits.items():
-            weight = self.module.get_parameter(name)
-            self._bits[name] = bits.to(weight.device, bits_dtype(weight))
+            self._set_bits(name, bits)
         self._kept = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept.items()}
         return self
 

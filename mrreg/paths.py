@@ -1,8 +1,9 @@
 """Dotted names of modules and parameters in a model; the model's own name is empty."""
 
 from itertools import takewhile
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def join(path: str, name: str) -> str:
@@ -28,3 +29,18 @@ def holders(model: nn.Module) -> dict[int, list[str]]:
         for parameter in module._parameters.values():
             found.setdefault(id(parameter), []).append(path)
     return found
+
+
+def parameter(module: nn.Module, name: str) -> Tensor:
+    """What stands under the dotted name of a parameter: that, or what functional_call has put in its place.
+
+    `get_parameter` asks more on the way, which every step of every masked parameter would pay for.
+    """
+    *path, leaf = name.split(".")
+    inner: Any = module
+    try:
+        for part in path:
+            inner = inner._modules[part]
+        return inner._parameters[leaf]  # type: ignore[no-any-return]
+    except KeyError:
+        return module.get_parameter(name)  # says what is wrong

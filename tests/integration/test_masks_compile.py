@@ -34,6 +34,26 @@ def test_exactly_two_graphs_over_four_cycles(options: dict[str, Any]) -> None:
     assert same_bits(model, eager)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_inductor_holds_slow_entries_too(dtype: torch.dtype) -> None:
+    """Their weight counts as zero though it is NaN, and they get no gradient though it is inf."""
+    torch.manual_seed(0)
+    linear = nn.Linear(40, 30, bias=False, dtype=dtype)
+    mask = mrreg.MultirateMask(linear, p=0.5, k=9)
+    optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
+    mrreg.attach(optimizer, mask)
+    weight, slow = linear.weight, mask._bits["weight"] == 0
+    weight.data[slow] = float("nan")
+    x = torch.randn(8, 40, dtype=dtype)
+    compiled: Any = torch.compile(mask)
+    out = compiled(x)
+    assert torch.allclose(out, mask(x), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5)
+    out.backward(torch.full_like(out, float("inf")))
+    assert weight.grad is not None
+    assert not weight.grad[slow].any()
+    assert not weight.grad[~slow].isfinite().any()
+
+
 def test_a_compiled_model_can_be_attached_and_evaluated() -> None:
     model = mlp()
     compiled = torch.compile(model, backend="aot_eager")
@@ -47,6 +67,22 @@ def test_a_compiled_model_can_be_attached_and_evaluated() -> None:
     for mask in masks(model):
         mask._rest()
     assert torch.equal(model(batch(0)), dense)
+
+
+def test_transforms_inside_a_compiled_function() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    parameters, x = dict(model.named_parameters()), batch(0)
+
+    def loss(values: dict[str, Any], x: torch.Tensor) -> Any:
+        return torch.vmap(lambda row: torch.func.functional_call(model, values, (row,)))(x).square().sum()
+
+    def each(x: torch.Tensor) -> Any:
+        return torch.func.grad(loss)(parameters, x)
+
+    compiled = torch.compile(each, backend="aot_eager")(x)
+    assert all(torch.allclose(compiled[name], gradient, atol=1e-6) for name, gradient in each(x).items())
 
 
 def test_a_transformer_layer_compiles() -> None:

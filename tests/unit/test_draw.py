@@ -5,8 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from mrreg import draw
-from mrreg.draw import BLOCK, CHUNK, HALF, draw_units, fill_bits, fill_hashes
+from mrreg.draw import HALF, TABLE, draw_units, fill_bits, hashes
 
 CPU = torch.device("cpu")
 
@@ -15,32 +14,51 @@ def _bits(key: tuple[int, int, int], p: float, count: int, start: int = 0) -> to
     return fill_bits(torch.empty(count, dtype=torch.int32), key, p, start)
 
 
+def _sha(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]
+
+
 def test_values_never_change_between_versions() -> None:
-    """A checkpoint's masks come back only if the hash stays as it is."""
-    values = fill_hashes(torch.empty(100_000, dtype=torch.int32), (3, 1, 4))
-    assert hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16] == "9daf6141a4d3cd03"
+    """A checkpoint's masks come back only if what is drawn stays as it is."""
+    assert _sha(hashes(100_000, (3, 1, 4), CPU)) == "9daf6141a4d3cd03"
+    assert _sha(_bits((3, 1, 4), 0.2, TABLE + 100_000)) == "20c5ea650f87fb39"
 
 
 def test_a_shard_computes_its_own_part() -> None:
-    whole = _bits((0, 1, 2), 0.3, 3 * CHUNK + 17)
-    for start, stop in [(0, 5), (CHUNK - 3, CHUNK + 9), (2 * CHUNK, 3 * CHUNK + 17)]:
+    whole = _bits((0, 1, 2), 0.3, 3 * TABLE + 17)
+    for start, stop in [(0, 5), (TABLE - 3, TABLE + 9), (2 * TABLE, 3 * TABLE + 17)]:
         assert torch.equal(_bits((0, 1, 2), 0.3, stop - start, start), whole[start:stop])
 
 
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = _bits((5, 0, 9), 0.5, CHUNK + 1)
-    monkeypatch.setattr(draw, "CHUNK", BLOCK)
-    assert torch.equal(_bits((5, 0, 9), 0.5, CHUNK + 1), whole)
+@pytest.mark.parametrize("start", [TABLE, 3 * TABLE, 2**40])
+def test_entries_that_share_a_random_number_are_independent(start: int) -> None:
+    n = 200_000
+    agree = (_bits((0, 0, 0), 0.5, n) == _bits((0, 0, 0), 0.5, n, start)).float().mean().item()
+    assert abs(agree - 0.5) < 4 * 0.5 / n**0.5
 
 
-def test_flat_indices_beyond_one_block_have_their_own_values() -> None:
-    first, second = (_bits((0, 0, 0), 0.5, 1000, start) for start in (0, BLOCK))
-    assert 0.4 < (first == second).float().mean() < 0.6
-    across = _bits((0, 0, 0), 0.5, 1000, BLOCK - 500)
-    assert torch.equal(across[500:], second[:500])
+def test_pairs_of_entries_are_independent_over_cycles() -> None:
+    cycles, n, p = 3000, 300, 0.2
+    slow = torch.stack([_bits((0, 0, cycle), p, n) for cycle in range(cycles)]) == 0
+    r = torch.corrcoef(slow.double().T)[*torch.triu_indices(n, n, 1)] * cycles**0.5
+    assert r.abs().max() < 6
+    assert abs(r.square().mean().item() - 1) < 0.05
 
 
-@pytest.mark.parametrize("p", [0.0, 1e-3, 0.2, 0.5, 0.9, 1.0])
+def test_number_of_slow_entries_varies_as_of_independent_ones() -> None:
+    n, p = 10_000, 0.2
+    counts = torch.tensor([(_bits((1, 0, cycle), p, n) == 0).sum().item() for cycle in range(2000)])
+    assert abs(counts.double().var().item() / (n * p * (1 - p)) - 1) < 0.2
+
+
+def test_neighbouring_cycles_are_independent() -> None:
+    n = 200_000
+    slow = [(_bits((0, 3, cycle), 0.2, n) == 0).double() for cycle in range(30)]
+    r = torch.corrcoef(torch.stack(slow))[*torch.triu_indices(30, 30, 1)] * n**0.5
+    assert r.abs().max() < 5
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-12, 1e-3, 0.2, 0.5, 0.9, 1 - 1e-12, 1.0])
 def test_share_of_slow_entries(p: float) -> None:
     n = 400_000
     bits = _bits((0, 0, 0), p, n)
@@ -64,7 +82,7 @@ def test_neighbours_are_independent(lag: int) -> None:
 
 def test_hash_values_are_uniform() -> None:
     n = 1_000_000
-    values = fill_hashes(torch.empty(n, dtype=torch.int32), (0, 0, 0))
+    values = hashes(n, (0, 0, 0), CPU)
     counts = torch.bincount((values.long() >> 21) + 512, minlength=1024).double()
     chi2 = ((counts - n / 1024) ** 2 / (n / 1024)).sum().item()
     assert values.min() >= -HALF
@@ -80,7 +98,7 @@ def test_unit_masks_drop_exactly(p: float, units: int) -> None:
 
 
 def test_unit_masks_drop_the_smallest_hash_values() -> None:
-    values = fill_hashes(torch.empty(50, dtype=torch.int32), (1, 2, 3))
+    values = hashes(50, (1, 2, 3), CPU)
     bits = draw_units((1, 2, 3), 0.4, 50, CPU)
     assert values[bits == 0].max() < values[bits == -1].min()
 
@@ -97,7 +115,7 @@ def test_the_global_random_state_is_neither_used_nor_moved() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_draws_what_the_cpu_draws() -> None:
-    for start in (0, BLOCK - 1000):
+    for start in (0, TABLE - 1000):
         cpu = _bits((3, 4, 5), 0.3, 300_000, start)
         gpu = fill_bits(torch.empty(300_000, dtype=torch.int32, device="cuda"), (3, 4, 5), 0.3, start)
         assert torch.equal(gpu.cpu(), cpu)
