@@ -6,7 +6,8 @@ without momentum, or with Nesterov's, has it in the gradient; for all others it 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,15 @@ Finish = Callable[[], list[Tensor]]
 Copies = dict[int, list[Tensor]]  # id of a group -> where its gradients are to be copied during the base's step
 
 
+class Held(NamedTuple):
+    """A group that will be held after its sync step."""
+
+    group: Group
+    params: list[Tensor]  # those that move
+    finish: Finish
+    course: "Course | None"  # of the cycle before, if it goes on
+
+
 def step_size(group: Group) -> float:
     """The group's lr as a number; torch reads a tensor lr in the same way where it scales a direction with it."""
     return float(group["lr"])
@@ -41,17 +51,23 @@ def key_of(base: torch.optim.Optimizer, states: Iterable[dict[str, Any]]) -> str
 
 
 def measure(
-    base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State, copies: Copies | None
+    base: torch.optim.Optimizer,
+    group: Group,
+    params: list[Tensor],
+    state: State,
+    copies: Copies | None,
+    course: "Course | None",
 ) -> Finish:
     """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter.
 
-    Where the step is gradient descent, `copies` takes what that step then copies itself.
+    Where the step is gradient descent, `copies` takes what that step then copies itself. `course` is that of the cycle
+    before, where the parameters and their states are the same.
     """
     if not params:
         return list
     if has_buffer(base, group):
-        return lambda: [state[p][BUFFER] for p in params]
-    known = [state.get(p, {}).get(DIRECTION) for p in params]
+        return list if course is not None else lambda: [state[p][BUFFER] for p in params]
+    known = [state.get(p, {}).get(DIRECTION) for p in params] if course is None else course.directions()
     buffers = [torch.empty_like(p) if d is None else d for p, d in zip(params, known, strict=True)]
     if copies is not None:
         copies[id(group)] = buffers
@@ -139,10 +155,24 @@ class Course:
         same = not self._params or state.get(self._params[0]) is self._states[0]
         return same and all(self._key in own for own in self._states)
 
+    def goes_on(self, base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> bool:
+        """Whether after another sync step, with gradients for these parameters, the course would be made the same.
+
+        Only torch's SGD and its kind are known to leave the state of a parameter where it is.
+        """
+        if type(base) not in BUFFERED or self._key != (BUFFER if has_buffer(base, group) else DIRECTION):
+            return False
+        same = len(params) == len(self._params) and all(map(is_, params, self._params))
+        return same and all(map(is_, map(state.get, params), self._states)) and self.fits(state)
+
+    def directions(self) -> list[Tensor]:
+        """One for each parameter."""
+        return [own[self._key] for own in self._states]
+
     def advance(self, lr: float) -> None:
         """Move along the directions."""
         if self._params:
-            params, directions = self._params, [own[self._key] for own in self._states]
+            params, directions = self._params, self.directions()
             if self._sharded:
                 params, directions = local_all(params), local_all(directions)
             torch._foreach_add_(params, directions, alpha=-lr)

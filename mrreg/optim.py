@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mrreg.base import Step, call, copied, create_state, is_plain, plain_step, rebuilt
 from mrreg.clock import AT_START, is_at_rest, next_syncs, position
-from mrreg.drift import Copies, Course, Finish, Group, has_buffer, keep, measure, rest, step_size
+from mrreg.drift import Copies, Course, Group, Held, has_buffer, keep, measure, rest, step_size
 from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.flags import Flags, watch_others
 from mrreg.gather import Gathered, begin, gather
@@ -219,7 +219,7 @@ class Multirate(Optimizer):
     def _sync(self, base: Optimizer, step: Step, groups: list[Group], ends: dict[int, int], now: int) -> None:
         """Let a base take its step on the groups that are due, and note the directions of those that will be held."""
         gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
-        held: list[tuple[Group, list[Tensor], Finish]] = []
+        held: list[Held] = []
 
         def prepare() -> Copies | None:
             copies: Copies | None = {} if is_plain(base, groups) else None
@@ -231,23 +231,28 @@ class Multirate(Optimizer):
         finally:
             for each in gathered:
                 each.give_back()
-        for group, params, finish in held:
-            if self._drift:
+        for group, params, finish, course in held:
+            if course is not None:
+                finish()
+                self._courses[id(group)] = course
+            elif self._drift:
                 shared = has_buffer(base, group)
                 self._courses[id(group)] = keep(params, finish(), shared, self.state)
             elif params:
                 rest_of_cycle = (now + 1 - ends[id(group)]) * step_size(group)
                 torch._foreach_add_(local_all(params), local_all(finish()), alpha=rest_of_cycle)
 
-    def _measured(self, base: Optimizer, group: Group, copies: Copies | None) -> tuple[Group, list[Tensor], Finish]:
-        """A group that will be held, those of its parameters that move, and how to find their directions."""
+    def _measured(self, base: Optimizer, group: Group, copies: Copies | None) -> Held:
+        """Before the step of a base, what will tell the directions of a group after it."""
         params = [p for p in group["params"] if p.grad is not None]
+        course = self._courses.pop(id(group), None)
         if self._drift:
             group["moving"] = len(params)
-            self._courses.pop(id(group), None)
             if len(params) < len(group["params"]):
                 rest([p for p in group["params"] if p.grad is None], self.state)
-        return group, params, measure(base, group, params, self.state, copies)
+        if course is not None and not course.goes_on(base, group, params, self.state):
+            course = None
+        return Held(group, params, measure(base, group, params, self.state, copies, course), course)
 
     def _between(self, base: Optimizer, group: Group) -> None:
         """A step between two sync steps of a group."""
