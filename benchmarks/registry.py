@@ -50,6 +50,7 @@ REGISTERED = {
     "speed masks": Entry("speed_masks", "what a training step with masks costs"),
     "speed optimizer": Entry("speed_optimizer", "what a step of the multirate optimizer costs", share=0.5),
     "transfer": Entry("transfer", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", share=3),
+    "transfer-digits": Entry("transfer_digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST"),
     "text": Entry("text", "fine-tuning a text encoder with two rates (figure 7, tables 1, 2, A3, A4)", share=2),
     "text-seconds": Entry("text_seconds", "the same at equal seconds: where two rates pay", share=3),
     "text-peers": Entry("text_peers", "two rates against LoRA, BAdam, random layers, and a changing k", share=2),

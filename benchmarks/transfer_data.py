@@ -1,4 +1,4 @@
-"""Images of CIFAR-10 and CIFAR-100 at the size that a network pretrained on ImageNet expects."""
+"""Images of CIFAR-10, CIFAR-100 and MNIST as a pretrained network expects them."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks import mnist_data
 from benchmarks.cifar_data import cifar10
 from benchmarks.data import locate
 from benchmarks.errors import UserError
 
-Name = Literal["cifar10", "cifar100"]
-CLASSES: dict[Name, int] = {"cifar10": 10, "cifar100": 100}
+Name = Literal["cifar10", "cifar100", "mnist"]
+TITLES: dict[Name, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST"}
+CLASSES: dict[Name, int] = {"cifar10": 10, "cifar100": 100, "mnist": 10}
 FILES_100 = ("cifar-100-python/train", "cifar-100-python/test")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, between 0 and 1
 
@@ -64,20 +66,30 @@ def load(name: Name, folder: Path | None, train: int | None = None, test: int | 
     if name == "cifar10":
         found = cifar10(folder, train, test)
         return Task(found.x, found.y, found.test_x, found.test_y)
+    if name == "mnist":
+        digits = mnist_data.load("mnist", folder)
+        halves = [_coloured(digits.x[:train]), _coloured(digits.test_x[:test])]
+        return Task(halves[0], digits.y[:train], halves[1], digits.test_y[:test])
     from torchvision.datasets import CIFAR100
 
     root = locate("CIFAR-100", FILES_100, folder, lambda root: CIFAR100(str(root), download=True))
     try:
-        halves = [CIFAR100(str(root), train=part) for part in (True, False)]
+        both = [CIFAR100(str(root), train=part) for part in (True, False)]
     except RuntimeError as error:
         raise UserError(f"CIFAR-100: {root / 'cifar-100-python'} must be torchvision's own: {error}") from error
-    pixels = [torch.from_numpy(half.data).permute(0, 3, 1, 2) for half in halves]
-    labels = [torch.tensor(half.targets) for half in halves]
+    pixels = [torch.from_numpy(half.data).permute(0, 3, 1, 2) for half in both]
+    labels = [torch.tensor(half.targets) for half in both]
     return Task(pixels[0][:train], labels[0][:train], pixels[1][:test], labels[1][:test])
 
 
+def _coloured(rows: Tensor) -> Tensor:  # (n, 784) between 0 and 1 -> (n, 3, 32, 32) bytes
+    """Digits in the middle of an image of three equal channels."""
+    grey = F.pad((255 * rows).round().to(torch.uint8).view(-1, 1, 28, 28), (2, 2, 2, 2))
+    return grey.expand(-1, 3, -1, -1)
+
+
 def prepare(x: Tensor, size: int) -> Tensor:  # (n, 3, 32, 32) bytes -> (n, 3, size, size) floats
-    """Enlarge images (bicubic), and take out ImageNet's mean and standard deviation."""
+    """Enlarge images (bicubic) if need be, and take out ImageNet's mean and standard deviation."""
     x = x.contiguous(memory_format=torch.channels_last)
     if x.device.type == "cpu":  # fast on bytes, which CUDA does not enlarge
         large = F.interpolate(x, size=size, mode="bicubic").float()

@@ -52,8 +52,7 @@ class Pair:
 
     @property
     def title(self) -> str:
-        name = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}[self.data]
-        return f"{transfer_models.SOURCES[self.network].title} on {name}"
+        return f"{transfer_models.SOURCES[self.network].title} on {transfer_data.TITLES[self.data]}"
 
     def methods(self, variant: str) -> tuple[str, ...]:
         """Who takes part in a variant."""
@@ -68,6 +67,7 @@ class Pair:
 MOBILENET = Pair("mobilenet", "cifar10")
 RESNET34 = Pair("resnet34", "cifar10")
 RESNET50 = Pair("resnet50", "cifar100", (CONSTANT,))
+RESNET20 = Pair("resnet20", "mnist", (CONSTANT, OWN))
 
 
 @dataclass(frozen=True)

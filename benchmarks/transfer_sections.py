@@ -1,5 +1,6 @@
 """What the report shows of the transfer benchmark: every comparison at equal epochs and at equal seconds."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from benchmarks.records import Record
@@ -11,6 +12,7 @@ from benchmarks.transfer_runs import (
     MOBILENET,
     OWN,
     PRESETS,
+    RESNET20,
     RESNET34,
     RESNET50,
     WEIGHT_DECAY,
@@ -36,14 +38,21 @@ NOTE = (
     "SGD with momentum 0.9, no augmentation; BatchNorm in training mode everywhere, in frozen and slow parts too. "
     "All methods of a seed share training images, their order and the new last layer. The figures of the paper have "
     "no numbers to compare with; what it says of them stands as claims. The last block is stage3 of the MobileNet, "
-    "layer4 of a ResNet. Gradual unfreezing (Howard and Ruder, 2018) adds one part an epoch."
+    "layer3 of the ResNet-20, layer4 of other ResNets. Gradual unfreezing (Howard and Ruder, 2018) adds one part an "
+    "epoch."
 )
 CPU = PRESETS["cpu"]
-SMALL = (
-    f" Preset cpu: a {SOURCES[MOBILENET.network].title} is fine-tuned on {CPU.images:,} images of CIFAR-10 at "
-    f"{CPU.pixels} pixels (drawn anew for each seed) in batches of {CPU.batch} for {CPU.epochs} epochs, instead of a "
-    f"ResNet-34 on all of them; {CPU.test_images:,} test images."
-)
+ABOUT_PAIR = {
+    RESNET20: (
+        " Beyond the paper: a small network that knows the photographs of CIFAR-10 learns the digits of MNIST (28 "
+        "pixels with a border of two), from as many images in as many epochs as the record's configuration says."
+    ),
+    MOBILENET: (
+        f" Preset cpu: a {SOURCES[MOBILENET.network].title} is fine-tuned on {CPU.images:,} images of CIFAR-10 at "
+        f"{CPU.pixels} pixels (drawn anew for each seed) in batches of {CPU.batch} for {CPU.epochs} epochs, instead of "
+        f"a ResNet-34 on all of them; {CPU.test_images:,} test images."
+    ),
+}
 ABOUT = {
     CONSTANT: " Everyone has the paper's learning rate, 0.001.",
     OWN: " Everyone has the learning rate that does best for it at equal epochs on other images, of those tried.",
@@ -56,10 +65,13 @@ AT_SECONDS = (
 )
 
 
-def sections() -> tuple[Section, ...]:
-    """Of each pair and variant two sections, and of each pair what a step costs."""
+SHOWN = ((MOBILENET, ("smoke", "cpu")), (RESNET34, ("gpu", "paper")), (RESNET50, ("gpu", "paper")))
+
+
+def sections(shown: Iterable[tuple[Pair, Iterable[str]]] = SHOWN) -> tuple[Section, ...]:
+    """Of each pair and variant two sections, and of each pair what a step costs, in the presets that have it."""
     found = []
-    for pair, presets in ((MOBILENET, ("smoke", "cpu")), (RESNET34, ("gpu", "paper")), (RESNET50, ("gpu", "paper"))):
+    for pair, presets in shown:
         for variant in pair.variants:
             found += [_compared(pair, variant, name, frozenset(presets)) for name in (EPOCHS, SECONDS)]
         found.append(_speed(pair, frozenset(presets)))
@@ -81,7 +93,7 @@ def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> S
         plots=(curves, Bars("test accuracy in %")),
         full=frozenset({"paper"}),
         presets=presets,
-        note=NOTE + (SMALL if pair == MOBILENET else "") + ABOUT[variant] + (AT_SECONDS if name == SECONDS else ""),
+        note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if name == SECONDS else ""),
         facts=partial(_facts, pair=pair) if variant == OWN and name == EPOCHS else lambda record: (),
     )
 
@@ -117,7 +129,7 @@ def _speed(pair: Pair, presets: frozenset[str]) -> Section:
         center="median",
         presets=presets,
         note="Forward, backward and optimizer of a whole cycle; all methods in turns in one process."
-        + (" Seconds of the process, on one thread." if pair == MOBILENET else ""),
+        + (" Seconds of the process, on one thread." if pair in ABOUT_PAIR else ""),
     )
 
 

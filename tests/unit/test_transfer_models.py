@@ -8,7 +8,9 @@ import torch
 
 from benchmarks import transfer_models
 from benchmarks.errors import UserError
+from benchmarks.transfer_data import load
 from benchmarks.transfer_models import SOURCES, MobileNetV1, Name, parts, pretrained
+from benchmarks.transfer_train import accuracy
 
 
 def saved(root: Path) -> dict[str, torch.Tensor]:
@@ -48,15 +50,16 @@ def test_every_parameter_is_in_one_part_and_the_last_layer_comes_first(name: Nam
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
+    ("name", "file", "data"),
     [
-        ("mobilenet", "mobilenet_v1_025_imagenet.pt"),
-        ("resnet34", "resnet34-b627a593.pth"),
-        ("resnet50", "resnet50-0676ba61.pth"),
+        ("mobilenet", "mobilenet_v1_025_imagenet.pt", "ImageNet"),
+        ("resnet20", "resnet20-12fca82f.th", "CIFAR-10"),
+        ("resnet34", "resnet34-b627a593.pth", "ImageNet"),
+        ("resnet50", "resnet50-0676ba61.pth", "ImageNet"),
     ],
 )
-def test_missing_weights_are_named(name: Name, file: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"trained on ImageNet: expected models/{file} in .*--data-dir"):
+def test_missing_weights_are_named(name: Name, file: str, data: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"trained on {data}: expected models/{file} in .*--data-dir"):
         pretrained(name, 10, tmp_path)
 
 
@@ -105,3 +108,12 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_the_real_weights_fit(data_dir: Path) -> None:
     assert pretrained("mobilenet", 10, data_dir).get_parameter("fc.bias").shape == (10,)
+
+
+@pytest.mark.data
+def test_the_resnet_knows_the_photographs_that_it_was_trained_on(data_dir: Path) -> None:
+    net = pretrained("resnet20", 10, data_dir)
+    saved = torch.load(data_dir / SOURCES["resnet20"].file, "cpu", weights_only=True)["state_dict"]
+    fc = net.get_submodule("fc")
+    fc.load_state_dict({name: saved[f"module.linear.{name}"] for name in ("weight", "bias")})
+    assert accuracy(net.eval(), load("cifar10", data_dir, 1, 300), pixels=32) > 88
