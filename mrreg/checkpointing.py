@@ -1,5 +1,6 @@
 """Activation checkpointing inside a masked module: refused, because it recomputes when the mask is off."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +18,18 @@ def _refusal() -> RuntimeError:
     return wrong_moment("MultirateMask", PROBLEM, REMEDY)
 
 
-def _of_torch(module: nn.Module) -> bool:
-    """Whether a module computes what its torch class does."""
-    return type(module).__module__.startswith("torch.nn.") and "forward" not in module.__dict__
+def _bare(module: nn.Module) -> bool:
+    """Whether a module runs what torch has written for its class and nothing else, so that no checkpoint is in it."""
+    kind = type(module)
+    if module._forward_hooks or module._forward_pre_hooks or not kind.__module__.startswith("torch.nn."):
+        return False
+    return kind.forward.__module__.startswith("torch.nn.") and _methods(kind).isdisjoint(module.__dict__)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    """What an instance should not replace."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
 
 
 @contextmanager
@@ -27,9 +37,10 @@ def refuse_checkpointing(module: nn.Module, weights: Iterable[Tensor]) -> Iterat
     """Run a masked forward so that a checkpoint inside raises; the yielded function looks at the output.
 
     Both forms of torch.utils.checkpoint are found while the forward runs: the usual one needs hooks on saved tensors,
-    the reentrant one leaves its node in the graph. Layers of torch have no room for either.
+    the reentrant one leaves its node in the graph. Looking for it takes long, so that layers of torch are spared it.
     """
-    if torch.compiler.is_compiling() or all(map(_of_torch, module.modules())):
+    hooked = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling() or (not hooked and all(map(_bare, module.modules()))):
         yield lambda output: output
         return
     first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=None)

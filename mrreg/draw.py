@@ -4,7 +4,6 @@ Hashes in torch's integer operations: the same on every device, rank and shard, 
 global random state.
 """
 
-import functools
 from collections.abc import Iterator
 
 import torch
@@ -16,6 +15,8 @@ STEP = 0x5BD1E995  # neighbouring counters differ by this
 WORD = (1 << 64) - 1
 
 Key = tuple[int, int, int]  # seed, index of the parameter, cycle
+
+_tables: dict[torch.device, Tensor] = {}
 
 
 def _mix(*words: int) -> int:
@@ -36,7 +37,7 @@ def _signed(word: int) -> int:
 
 def _constant(value: int) -> Tensor:
     """A whole number as a tensor without dimensions, which fits operands on any device."""
-    return torch.tensor(value, dtype=torch.int32)
+    return torch.tensor(value, dtype=torch.int32, device="cpu")
 
 
 def _pieces(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -61,19 +62,24 @@ def hashes(count: int, key: Key, device: torch.device) -> Tensor:
     return values.mul_(0x735A2D97).bitwise_right_shift_(1)
 
 
-@functools.cache
 def _table(device: torch.device) -> Tensor:
     """Random numbers of 32 bits, the same for everything that is drawn entry by entry."""
+    known = _tables.get(device)
+    if known is not None:
+        return known
     upper, lower = (hashes(TABLE, (0, 0, half), device) for half in range(2))
-    return upper.bitwise_left_shift_(16).bitwise_xor_(lower)
+    table = upper.bitwise_left_shift_(16).bitwise_xor_(lower)
+    if type(table) is Tensor:  # one without data, of a dry run, is of no use later
+        _tables[device] = table
+    return table
 
 
 def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
     """Fill an int32 vector with bits of entries drawn one by one: 0 where slow (probability p), -1 where fast.
 
     Entry i is slow where a * T[i] + b modulo 2**32 is among the largest. T are fixed random numbers; a (odd) and b are
-    hashes of the key. Any two entries, and one entry in any two cycles, are then slow as if independently: what a
-    full hash of each entry gives too, at three times the cost.
+    hashes of the key. Entries in pairs, and one entry in any two cycles, are then slow as if independently, but for a
+    few hundred of 5e11 pairs in the table: what a full hash of each entry gives at three times the cost.
 
     `start` is the flat index of the first one, for a shard of a parameter.
     """

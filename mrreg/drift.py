@@ -153,7 +153,7 @@ class Course:
     def fits(self, state: State) -> bool:
         """Whether the states are still those of the optimizer; the user may have emptied or replaced them."""
         same = not self._params or state.get(self._params[0]) is self._states[0]
-        return same and all(self._key in own for own in self._states)
+        return same and all(own.get(self._key) is not None for own in self._states)
 
     def goes_on(self, base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> bool:
         """Whether after another sync step, with gradients for these parameters, the course would be made the same.

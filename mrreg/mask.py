@@ -205,15 +205,15 @@ class MultirateMask(nn.Module):
         cycle, phase = divmod(clock, self.k)
         masking = self.p > 0 and phase < self.k - 1
         if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
-            self._draw(seed, first, cycle)
+            if self._drawn != (seed, first, cycle, self.p):
+                with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
+                    self._draw(seed, first, cycle)
         elif self._drawn is not None:
             self._forget()
         vars(self).update(_on=masking, _driven=True)  # at every step, and Module's own __setattr__ is slow
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
-        """Draw the slow subset of a cycle, unless it is here already."""
-        if self._drawn == (seed, first, cycle, self.p):
-            return
+        """Draw the slow subset of a cycle."""
         units: dict[str, Tensor] = {}
         self._forget()
         for index, target in enumerate(self.targets, first):

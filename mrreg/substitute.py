@@ -80,6 +80,8 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
+            return _select(grad, ctx.bits) * ctx.scale, None, None, None
         if torch.is_grad_enabled():  # somebody differentiates the gradient
             return masked(grad, ctx.bits, ctx.scale, Substitute()), None, None, None
         return ctx.own.gradient(grad, ctx.bits, ctx.scale), None, None, None

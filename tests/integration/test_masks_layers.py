@@ -1,6 +1,7 @@
 """Masks on every kind of layer: each masked tensor changes the output, has a gradient where kept, none where slow."""
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -294,6 +295,9 @@ def test_checkpointing_around_a_mask_is_right(reentrant: bool) -> None:
     assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
 
 
+Run = Callable[..., Tensor]
+
+
 class CheckpointedLayer(nn.Linear):
     """A layer without others inside that checkpoints what it computes."""
 
@@ -316,6 +320,58 @@ def test_checkpointing_inside_a_mask_is_refused(reentrant: bool, around: bool, s
         checkpoint(mask, x, use_reentrant=False) if around and not reentrant else mask(x)
     nn.Linear(6, 5)(x).sum().backward()  # hooks on saved tensors work as before
     assert checkpoint(nn.Linear(6, 5), x, use_reentrant=False).shape == (3, 5)
+
+
+def _by_hook(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    layer.linear1.register_forward_hook(lambda _, args, output: run(layer.norm1, args[0]).sum() + output)
+
+
+def _by_pre_hook(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    layer.linear1.register_forward_pre_hook(lambda _, args: (run(layer.norm1, args[0]),))
+
+
+def _by_method(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    inner = layer._ff_block
+    layer._ff_block = lambda x: run(inner, x)  # type: ignore[method-assign]
+
+
+def _by_forward(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    inner = layer.linear1.forward
+    layer.linear1.forward = lambda input: run(inner, input)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("put", [_by_hook, _by_pre_hook, _by_method, _by_forward])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_put_into_layers_of_torch_is_refused(put: Callable[..., None], reentrant: bool) -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+    put(layer, functools.partial(checkpoint, use_reentrant=reentrant))
+    mask, _optimizer = _attached(layer)
+    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        mask(torch.randn(3, 4, 6, requires_grad=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_by_a_patched_class_or_a_global_hook_is_refused(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask, _optimizer = _attached(nn.Sequential(nn.Linear(6, 5), nn.Tanh()))
+    x, inner = torch.randn(3, 6, requires_grad=True), nn.Linear.forward
+    checkpointed: Callable[..., Any] = lambda _, args, __: checkpoint(torch.tanh, args[0], use_reentrant=reentrant)  # noqa: E731
+    hook = nn.modules.module.register_module_forward_hook(checkpointed)
+    with hook, pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        mask(x)
+    monkeypatch.setattr(nn.Linear, "forward", lambda *args: checkpoint(inner, *args, use_reentrant=reentrant))
+    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        mask(x)
+
+
+def test_many_gradients_at_once() -> None:
+    linear = nn.Linear(4, 3)
+    mask, _optimizer = _attached(linear)
+    y = mask(torch.randn(2, 4)).sum(0)
+    (many,) = torch.autograd.grad(y, linear.weight, torch.eye(3), retain_graph=True, is_grads_batched=True)
+    one_by_one = [torch.autograd.grad(each, linear.weight, retain_graph=True)[0] for each in y]
+    assert torch.equal(many, torch.stack(one_by_one))
 
 
 def test_masks_found_in_a_model_keep_their_names() -> None:

@@ -233,3 +233,14 @@ def test_frozen_masks_that_no_optimizer_has_stay_dense() -> None:
     optimizer = _sgd(model[2])
     mrreg.attach(optimizer, model)
     assert [mask._on for mask in masks(model)] == [False, True]
+
+
+def test_attached_in_inference_mode() -> None:
+    model = mrreg.MultirateMask(nn.Linear(3, 2), k=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.inference_mode():
+        mrreg.attach(optimizer, model)
+    for _ in range(5):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert optimizer.param_groups[0]["mask_clock"] == 5

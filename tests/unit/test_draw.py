@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mrreg.draw import HALF, TABLE, draw_units, fill_bits, hashes
 
@@ -110,6 +111,19 @@ def test_the_global_random_state_is_neither_used_nor_moved() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert torch.equal(_bits((0, 0, 0), 0.5, 100), first)
+
+
+def test_a_draw_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrreg.draw._tables", {})
+    with FakeTensorMode():
+        _bits((0, 0, 0), 0.5, 10)
+    assert type(_bits((0, 0, 0), 0.5, 10)) is torch.Tensor
+
+
+def test_the_default_device_does_not_matter() -> None:
+    with torch.device("meta"):
+        values = fill_bits(torch.empty(10, dtype=torch.int32, device="cpu"), (0, 0, 0), 0.5)
+    assert torch.equal(values, _bits((0, 0, 0), 0.5, 10))
 
 
 @pytest.mark.gpu

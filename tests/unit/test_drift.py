@@ -30,6 +30,12 @@ def _new_state(optimizer: mrreg.MultirateSGD, params: list[torch.nn.Parameter]) 
     optimizer.state[params[1]] = {key: v.clone() if isinstance(v, torch.Tensor) else v for key, v in own.items()}
 
 
+def _no_direction(optimizer: mrreg.MultirateSGD, params: list[torch.nn.Parameter]) -> None:
+    own = optimizer.state[params[1]]
+    if "direction" in own:
+        own["direction"] = None
+
+
 def _no_state(optimizer: mrreg.MultirateSGD, params: list[torch.nn.Parameter]) -> None:
     del optimizer.state[params[1]]
 
@@ -56,7 +62,7 @@ def _trained(momentum: float, change: Change, forget: bool) -> list[torch.Tensor
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("change", [_no_gradient, _momentum, _nesterov, _new_state, _no_state, _reload])
+@pytest.mark.parametrize("change", [_no_gradient, _momentum, _nesterov, _new_state, _no_direction, _no_state, _reload])
 def test_looking_everything_up_at_every_step_gives_the_same_bits(momentum: float, change: Change) -> None:
     if change is _nesterov and not momentum:
         pytest.skip("torch wants momentum for Nesterov's")
