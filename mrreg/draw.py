@@ -79,7 +79,7 @@ def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
 
     Entry i is slow where a * T[i] + b modulo 2**32 is among the largest. T are fixed random numbers; a (odd) and b are
     hashes of the key. Entries in pairs, and one entry in any two cycles, are then slow as if independently, but for a
-    few hundred of 5e11 pairs in the table: what a full hash of each entry gives at three times the cost.
+    few hundred of 5e11 pairs in the table: what a full hash of each entry gives, at several times the cost.
 
     `start` is the flat index of the first one, for a shard of a parameter.
     """

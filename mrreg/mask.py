@@ -198,7 +198,11 @@ class MultirateMask(nn.Module):
 
     def _forget(self) -> None:
         """Have no slow subset."""
-        vars(self).update(_drawn=None, _drawn_p=self.p, _bits={}, _numbers={}, _kept={}, _whole={})
+        vars(self).update(self._nothing_drawn())
+
+    def _nothing_drawn(self) -> dict[str, Any]:
+        """The attributes that a draw sets, without one."""
+        return {"_drawn": None, "_drawn_p": self.p, "_bits": {}, "_numbers": {}, "_kept": {}, "_whole": {}}
 
     def _turn(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
@@ -273,18 +277,8 @@ class MultirateMask(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""
-        state = self.__dict__.copy()
-        state |= {
-            "_on": False,
-            "_driven": False,
-            "_warned": False,
-            "_drawn": None,
-            "_bits": {},
-            "_numbers": {},
-            "_kept": {},
-            "_whole": {},
-        }
-        return state | {"_own": {t.name: Substitute() for t in self.targets}}
+        undriven = {"_on": False, "_driven": False, "_warned": False} | self._nothing_drawn()
+        return self.__dict__ | undriven | {"_own": {t.name: Substitute() for t in self.targets}}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Move and cast as any module does; the bits follow their parameters."""

@@ -92,7 +92,7 @@ class _Masked(torch.autograd.Function):
 
 
 class _Selected(torch.autograd.Function):
-    """A select whose derivative compares again instead of keeping truth values: a third of the time on CPUs."""
+    """A select whose derivative compares again: compilers for CPUs are slow with truth values that are kept for it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:
