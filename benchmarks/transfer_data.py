@@ -68,17 +68,17 @@ def load(name: Name, folder: Path | None, train: int | None = None, test: int | 
         return Task(found.x, found.y, found.test_x, found.test_y)
     if name == "mnist":
         digits = mnist_data.load("mnist", folder)
-        halves = [_coloured(digits.x[:train]), _coloured(digits.test_x[:test])]
-        return Task(halves[0], digits.y[:train], halves[1], digits.test_y[:test])
+        x, test_x = _coloured(digits.x[:train]), _coloured(digits.test_x[:test])
+        return Task(x, digits.y[:train], test_x, digits.test_y[:test])
     from torchvision.datasets import CIFAR100
 
     root = locate("CIFAR-100", FILES_100, folder, lambda root: CIFAR100(str(root), download=True))
     try:
-        both = [CIFAR100(str(root), train=part) for part in (True, False)]
+        halves = [CIFAR100(str(root), train=part) for part in (True, False)]
     except RuntimeError as error:
         raise UserError(f"CIFAR-100: {root / 'cifar-100-python'} must be torchvision's own: {error}") from error
-    pixels = [torch.from_numpy(half.data).permute(0, 3, 1, 2) for half in both]
-    labels = [torch.tensor(half.targets) for half in both]
+    pixels = [torch.from_numpy(half.data).permute(0, 3, 1, 2) for half in halves]
+    labels = [torch.tensor(half.targets) for half in halves]
     return Task(pixels[0][:train], labels[0][:train], pixels[1][:test], labels[1][:test])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import harness, transfer
+from benchmarks import harness, transfer, transfer_digits
 from benchmarks.records import Record, load, new
 from benchmarks.transfer_costs import elapsed
 from benchmarks.transfer_runs import (
@@ -15,9 +15,10 @@ from benchmarks.transfer_runs import (
     MOBILENET,
     OWN,
     PRESETS,
+    RESNET20,
     RESNET50,
-    VARIANTS,
     WEIGHT_DECAY,
+    Pair,
     chosen,
     cost_key,
     key,
@@ -102,13 +103,18 @@ def test_gradual_unfreezing_costs_what_trains_in_each_epoch() -> None:
 
 
 @pytest.mark.data
-def test_smoke_record_is_paired_and_has_both_comparisons(data_dir: Path, tmp_path: Path) -> None:
-    made = load(harness.run(transfer.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
-    costs = made.results(cost_key(MOBILENET))[0]
-    for variant in VARIANTS:
-        for method in MOBILENET.methods(variant):
-            (result,) = made.results(key(MOBILENET, variant, method)).values()
+@pytest.mark.parametrize(("benchmark", "pair"), [(transfer, MOBILENET), (transfer_digits, RESNET20)])
+def test_smoke_record_is_paired_and_has_both_comparisons(
+    benchmark: Any, pair: Pair, data_dir: Path, tmp_path: Path
+) -> None:
+    config = benchmark.PRESETS["smoke"]
+    steps = config.images // config.batch  # of full fine-tuning in its one epoch
+    made = load(harness.run(benchmark.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
+    costs = made.results(cost_key(pair))[0]
+    for variant in pair.variants:
+        for method in pair.methods(variant):
+            (result,) = made.results(key(pair, variant, method)).values()
             assert result["epoch"] == [1.0]
             assert result["accuracy by epoch"][-1] == result["accuracy"]
             assert result["accuracy by time"][-1] == result[SECONDS]
-            assert result["seconds"][-1] <= 2 * costs[FULL] * 1.0001  # two steps of full fine-tuning
+            assert result["seconds"][-1] <= steps * costs[FULL] * 1.0001
