@@ -21,6 +21,7 @@ from mrreg.structure import STRUCTURES, Structure, Target, targets
 from mrreg.substitute import Substitute, as_numbers, bits_dtype, masked
 
 WHERE = "MultirateMask"
+LINEAR = nn.Linear.forward  # which others may replace later
 
 
 def _true_or_false(rescale: object) -> bool:
@@ -168,7 +169,8 @@ class MultirateMask(nn.Module):
         """Whether the forward is one matrix product and nobody watches it: then calling the module costs more."""
         if type(module) is not nn.Linear or kwargs or len(args) != 1 or not compact.ordinary(module):
             return False
-        return self.targets[0].name == "weight" and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        patched = nn.Linear.forward is not LINEAR or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+        return self.targets[0].name == "weight" and not patched
 
     def _whole_bits(self, name: str, value: Tensor) -> Tensor:
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""

@@ -365,6 +365,14 @@ def test_checkpointing_by_a_patched_class_or_a_global_hook_is_refused(
         mask(x)
 
 
+def test_a_patched_forward_of_the_class_is_called_on_masked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, _optimizer = _attached(nn.Linear(4, 3))
+    x, inner = torch.ones(2, 4), nn.Linear.forward
+    before = mask(x)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: inner(self, x) + 1)
+    assert torch.allclose(mask(x), before + 1)
+
+
 def test_many_gradients_at_once() -> None:
     linear = nn.Linear(4, 3)
     mask, _optimizer = _attached(linear)
