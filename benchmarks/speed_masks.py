@@ -118,6 +118,7 @@ WEIGHTS = (
     Case("784-800-10", 128, 1.45, "SGD with momentum", cycles=10),
     Case("784-800-10", 128, 1.45, "AdamW", cycles=10),
     Case("784-800-10", 128, 1.10, compiled=True, cycles=10),
+    Case("784-800-10", 512, 1.10, compiled=True, cycles=3),
 )
 COMPACT = (
     Case("784-800-784 hidden", 512, 0.75),

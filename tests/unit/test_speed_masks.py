@@ -20,6 +20,7 @@ def test_targets_are_those_that_were_promised() -> None:
         "784-800-10, batch 128, SGD with momentum": 1.45,
         "784-800-10, batch 128, AdamW": 1.45,
         "784-800-10, batch 128, SGD, compiled": 1.10,
+        "784-800-10, batch 512, SGD, compiled": 1.10,
         "784-800-784 hidden, batch 512, SGD": 0.75,
         "512-2048-512 hidden, batch 2048, SGD": 0.70,
         "2 encoder layers of 200 hidden, batch 20, SGD": 1.0,
@@ -86,7 +87,7 @@ def test_report_shows_a_preset_its_own_sections(preset: str, tmp_path: Path) -> 
     assert len(blocks) == {"cpu": 2, "gpu": 1}[preset]
     assert all(block.verdict == {"cpu": "holds", "gpu": "measured"}[preset] for block in blocks)
     assert all(claim.said == "holds" for block in blocks for claim in block.claims)
-    assert sum(len(block.claims) for block in blocks) == {"cpu": 9 + 7, "gpu": 0}[preset]
+    assert sum(len(block.claims) for block in blocks) == {"cpu": 10 + 8, "gpu": 0}[preset]
     facts = [fact for block in blocks for fact in block.facts]
     assert len(facts) == len(PRESETS[preset].cases)
     assert sum("wanted" in fact for fact in facts) == sum(case.target is not None for case in PRESETS[preset].cases)
