@@ -146,7 +146,7 @@ SMOKE = (
     Case("4-8-4 hidden", 8, None, "AdamW"),
     Case("4-8-4 hidden", 8, None, compiled=True),
 )
-PRESETS = {"smoke": SpeedConfig(2, SMOKE), "cpu": SpeedConfig(9, WEIGHTS + COMPACT), "gpu": SpeedConfig(21, GPU)}
+PRESETS = {"smoke": SpeedConfig(2, SMOKE), "cpu": SpeedConfig(25, WEIGHTS + COMPACT), "gpu": SpeedConfig(21, GPU)}
 
 
 def trainer(case: Case, way: str, features: Tensor) -> Callable[[], None]:
