@@ -14,9 +14,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mrreg.paths import parameter
+from mrreg.stand_in import call_with
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
@@ -119,14 +119,14 @@ def forward(
     """
     small = {name: kept.gather(parameter(module, name)) for name, kept in units.items()}
     if structure == "hidden":
-        return functional_call(module, small, args, dict(kwargs))
+        return call_with(small, module, args, kwargs)
     weight, kept = parameter(module, "weight"), units["weight"].kept
     if structure == "input":
-        return functional_call(module, small, (args[0].index_select(_channel(weight), kept), *args[1:]), dict(kwargs))
+        return call_with(small, module, (args[0].index_select(_channel(weight), kept), *args[1:]), kwargs)
     bias = None if "bias" in units else module._parameters["bias"]
     if bias is not None:
         small["bias"] = bias.index_select(0, kept)
-    narrow = functional_call(module, small, args, dict(kwargs))
+    narrow = call_with(small, module, args, kwargs)
     shape = list(narrow.shape)
     shape[_channel(weight)] = weight.shape[0]
     rest = narrow.new_zeros(shape)

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from mrreg import compact
 from mrreg.checkpointing import refuse_checkpointing
@@ -17,6 +16,7 @@ from mrreg.errors import NoEffectWarning, bad, some, wrong_moment
 from mrreg.parallel import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.paths import parameter
 from mrreg.shards import cut, draw_bits, is_sharded
+from mrreg.stand_in import call_with
 from mrreg.structure import STRUCTURES, Structure, Target, targets
 from mrreg.substitute import Substitute, as_numbers, bits_dtype, masked
 
@@ -163,7 +163,7 @@ class MultirateMask(nn.Module):
         if direct:
             return nn.functional.linear(args[0], weights["weight"], weights.get("bias", module._parameters["bias"]))
         with refuse_checkpointing(module, weights.values()) as check:
-            return check(functional_call(module, weights, args, kwargs))
+            return check(call_with(weights, module, args, kwargs))
 
     def _is_direct(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the forward is one matrix product and nobody watches it: then calling the module costs more."""

@@ -1,0 +1,119 @@
+"""Calls with other tensors in the place of parameters: the same as torch's functional_call, which costs more."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mrreg.stand_in import call_with
+
+
+class Tied(nn.Module):
+    """One weight under two names, at two depths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.inner = nn.Sequential(nn.ReLU(), nn.Linear(4, 4))
+        self.inner[1].weight = self.first.weight
+
+    def forward(self, x: Tensor, *, shift: float = 0.0) -> Tensor:
+        out: Tensor = self.inner(self.first(x)) + shift
+        return out
+
+
+MODULES: dict[str, tuple[nn.Module, list[str], tuple[int, ...]]] = {
+    "linear": (nn.Linear(4, 3), ["weight"], (2, 4)),
+    "tied": (Tied(), ["first.weight"], (2, 4)),
+    "tied, the other name": (Tied(), ["inner.1.weight", "inner.1.bias"], (2, 4)),
+    "lstm": (nn.LSTM(4, 3, num_layers=2), ["weight_ih_l0", "weight_hh_l1"], (5, 2, 4)),
+    "transformer": (
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+        ["self_attn.in_proj_weight", "linear2.weight"],
+        (2, 3, 4),
+    ),
+    "parametrized": (
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        ["parametrizations.weight.original1"],
+        (2, 4),
+    ),
+}
+
+
+def _values(module: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    return {name: torch.randn_like(module.get_parameter(name)).requires_grad_() for name in names}
+
+
+def _held(module: nn.Module) -> list[tuple[str, int]]:
+    return [(name, id(p)) for name, p in module.named_parameters(remove_duplicate=False)]
+
+
+def _flat(out: Any) -> Tensor:
+    first: Tensor = out[0] if isinstance(out, tuple) else out
+    return first
+
+
+@pytest.mark.parametrize("case", MODULES)
+def test_it_computes_what_functional_call_computes(case: str) -> None:
+    module, names, shape = MODULES[case]
+    x, values, before = torch.randn(shape), _values(module, names), _held(module)
+    ours, theirs = (_flat(call(*args)) for call, args in (
+        (call_with, (values, module, (x,), {})),
+        (functional_call, (module, values, (x,))),
+    ))  # fmt: skip
+    assert torch.equal(ours, theirs)
+    grads = [torch.autograd.grad(out.square().sum(), list(values.values())) for out in (ours, theirs)]
+    assert all(map(torch.equal, *grads))
+    assert not torch.equal(ours, _flat(module(x)))
+    assert _held(module) == before
+
+
+def test_keyword_arguments_arrive() -> None:
+    module, x = Tied(), torch.zeros(1, 4)
+    values = _values(module, ["first.weight"])
+    assert torch.equal(
+        call_with(values, module, (x,), {"shift": 2.0}), functional_call(module, values, (x,), {"shift": 2.0})
+    )
+
+
+def test_parameters_are_back_after_a_forward_that_fails() -> None:
+    module = Tied()
+    before = _held(module)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        call_with(_values(module, ["first.weight"]), module, (torch.zeros(1, 5),), {})
+    assert _held(module) == before
+
+
+def test_an_unknown_name_changes_nothing() -> None:
+    module = Tied()
+    before = _held(module)
+    with pytest.raises(AttributeError, match="absent"):
+        call_with({"first.weight": torch.zeros(4, 4), "absent": torch.zeros(4)}, module, (torch.zeros(1, 4),), {})
+    assert _held(module) == before
+
+
+def test_inside_a_functional_call_of_somebody_else() -> None:
+    """There the parameters are already other tensors, perhaps of a functorch transform."""
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = call_with({"weight": self.inner.weight * 2}, self.inner, (x,), {})
+            return out
+
+    outer, x, weights = Outer(), torch.randn(3, 4), torch.randn(5, 1, 4)
+    out = torch.vmap(lambda w: functional_call(outer, {"inner.weight": w}, (x,)))(weights)
+    torch.testing.assert_close(out, 2 * x @ weights.transpose(1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+def test_scripted_modules_and_data_parallel_are_refused_by_torch() -> None:
+    for module in (torch.jit.script(nn.Linear(4, 3)), nn.DataParallel(nn.Linear(4, 3))):
+        name = "weight" if isinstance(module, torch.jit.ScriptModule) else "module.weight"
+        with pytest.raises(RuntimeError, match="stateless API"):
+            call_with({name: torch.zeros(3, 4)}, module, (torch.zeros(1, 4),), {})
