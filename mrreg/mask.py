@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mrreg import compact
+from mrreg import compact, linear
 from mrreg.checkpointing import refuse_checkpointing
 from mrreg.checks import number, whole
 from mrreg.draw import Key, draw_units
@@ -155,6 +155,10 @@ class MultirateMask(nn.Module):
             if compact.chosen(module, self.structure, units, args):
                 return compact.forward(module, self.structure, units, args, kwargs)
         direct = self._is_direct(module, args, kwargs)
+        if direct and len(self.targets) == 1 and linear.applies(args[0], value := module._parameters["weight"]):
+            scale, own = self._scale(self.targets[0]), self._own["weight"]
+            bits = self._whole_bits("weight", value)
+            return linear.linear(args[0], value, module._parameters["bias"], bits, scale, own)
         weights = {}
         for t in self.targets:
             value, own = parameter(module, t.name), self._own[t.name]

@@ -41,29 +41,29 @@ class Substitute:
         if self.fresh:
             as_bits(grad).bitwise_and_(bits)
             return grad if scale == 1 else grad.mul_(scale)
-        return _fill(self.gradients, grad, bits, scale)
+        return fill(self.gradients, grad, bits, scale)
 
 
 def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
     """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient."""
     if torch._C._are_functorch_transforms_active():
-        select: Callable[[Tensor, Tensor], Any] = _select
+        how: Callable[[Tensor, Tensor], Any] = select
     elif torch.compiler.is_compiling():
-        select = _Selected.apply
+        how = _Selected.apply
     elif torch.is_inference_mode_enabled():
-        select = _select  # own memory would become memory of inference mode
+        how = select  # own memory would become memory of inference mode
     else:
         return _Masked.apply(value, bits, scale, own)  # type: ignore[no-any-return]
-    kept: Tensor = select(value, bits)
+    kept: Tensor = how(value, bits)
     return kept if scale == 1 else kept * scale
 
 
-def _select(value: Tensor, bits: Tensor) -> Tensor:
+def select(value: Tensor, bits: Tensor) -> Tensor:
     """Entries where bits are set and zeros elsewhere, in terms that compilers fuse and transforms know."""
     return torch.where(bits != 0, value, 0.0)
 
 
-def _fill(work: Workspace, value: Tensor, bits: Tensor, scale: float) -> Tensor:
+def fill(work: Workspace, value: Tensor, bits: Tensor, scale: float) -> Tensor:
     """Compute scale * (value & bits) in the memory of a workspace."""
     out = work.like(value)
     torch.bitwise_and(as_bits(value), bits, out=as_bits(out))
@@ -76,12 +76,12 @@ class _Masked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
         ctx.bits, ctx.scale, ctx.own = bits, scale, own
-        return _fill(own.values, value, bits, scale)
+        return fill(own.values, value, bits, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
-            return _select(grad, ctx.bits) * ctx.scale, None, None, None
+            return select(grad, ctx.bits) * ctx.scale, None, None, None
         if torch.is_grad_enabled():  # somebody differentiates the gradient
             return masked(grad, ctx.bits, ctx.scale, Substitute()), None, None, None
         return ctx.own.gradient(grad, ctx.bits, ctx.scale), None, None, None
@@ -97,9 +97,9 @@ class _Selected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:
         ctx.save_for_backward(numbers)
-        return _select(value, numbers)
+        return select(value, numbers)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (numbers,) = ctx.saved_tensors
-        return _select(grad, numbers), None
+        return select(grad, numbers), None

@@ -1,0 +1,58 @@
+"""A linear layer with a masked weight, on an input that needs no gradient: the first layer, or one on frozen features.
+
+Nothing reads the masked weight after the forward, so its gradient is computed into the same memory. That memory is
+still in the cache, where memory of its own for each would push out more than the mask costs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+from mrreg.substitute import Substitute, as_bits, fill, masked, select
+
+
+def applies(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear` computes all that a graph through these tensors could ask for."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
+        return False
+    return type(x) is Tensor and x.dim() == 2 and not x.requires_grad and x.device.type == weight.device.type == "cpu"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: Substitute) -> Tensor:
+    """The layer's output with scale * (weight & bits) for its weight."""
+    return _Linear.apply(x, weight, bias, bits, scale, own)  # type: ignore[no-any-return]
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b for the masked W, whose gradient is scale * (g^T x & bits)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: Substitute
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bits, ctx.scale, ctx.own = weight, bits, scale, own
+        return functional.linear(x, fill(own.values, weight, bits, scale), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        (x,) = ctx.saved_tensors
+        weight = _gradient(grad, x, ctx.weight, ctx.bits, ctx.scale, ctx.own) if needs_weight else None
+        return None, weight, grad.sum(0) if needs_bias else None, None, None, None
+
+
+def _gradient(grad: Tensor, x: Tensor, weight: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
+    """The weight's gradient from that of the output."""
+    if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
+        return select(grad.t() @ x, bits) * scale
+    if torch.is_grad_enabled():  # somebody differentiates the gradient
+        return masked(grad.t() @ x, bits, scale, Substitute())
+    out = torch.mm(grad.t(), x, out=own.values.like(weight))
+    as_bits(out).bitwise_and_(bits)
+    return out if scale == 1 else out.mul_(scale)
