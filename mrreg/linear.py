@@ -20,7 +20,9 @@ def applies(x: Tensor, weight: Tensor) -> bool:
         return False
     if torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu"):
         return False
-    return type(x) is Tensor and x.dim() == 2 and not x.requires_grad and x.device.type == weight.device.type == "cpu"
+    if type(x) is not Tensor or x.layout is not torch.strided or x.dim() != 2:
+        return False
+    return weight.requires_grad and not x.requires_grad and x.device.type == weight.device.type == "cpu"
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: Substitute) -> Tensor:
@@ -41,18 +43,18 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         (x,) = ctx.saved_tensors
-        weight = _gradient(grad, x, ctx.weight, ctx.bits, ctx.scale, ctx.own) if needs_weight else None
-        return None, weight, grad.sum(0) if needs_bias else None, None, None, None
+        weight = _gradient(grad, x, ctx.weight, ctx.bits, ctx.scale, ctx.own)
+        return None, weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 def _gradient(grad: Tensor, x: Tensor, weight: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
     """The weight's gradient from that of the output."""
-    if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
+    if torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._are_functorch_transforms_active():
         return select(grad.t() @ x, bits) * scale
     if torch.is_grad_enabled():  # somebody differentiates the gradient
         return masked(grad.t() @ x, bits, scale, Substitute())
-    out = torch.mm(grad.t(), x, out=own.values.like(weight))
+    like = weight if weight.dtype == grad.dtype else grad.new_empty(weight.shape)  # cast since the forward
+    out = torch.mm(grad.t(), x, out=own.values.like(like))
     as_bits(out).bitwise_and_(bits)
     return out if scale == 1 else out.mul_(scale)

@@ -4,13 +4,11 @@ On a CPU, fresh memory for a large weight is first touched page by page, which t
 that fills it. Allocators of other devices keep their memory, so they need none of this.
 """
 
+from sys import getrefcount
+from threading import get_ident
+
 import torch
 from torch import Tensor
-
-
-def _users(value: Tensor) -> int:
-    """How many tensors, in Python, in graphs or as gradients, share this memory."""
-    return torch._C._storage_Use_Count(value.untyped_storage()._cdata)
 
 
 class Workspace:
@@ -19,7 +17,10 @@ class Workspace:
     def __init__(self) -> None:
         self._own = torch.empty(0)
         self._asked: object = None  # what the memory was made for
-        self._idle = 0  # its users when it is only here
+        self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
+        self._storage: torch.UntypedStorage | None = None
+        self._address = 0  # another one once it is resized, or moved to where other processes see it
+        self._idle = 0, 0  # its users when it is only here
 
     def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized contiguous tensor."""
@@ -27,10 +28,23 @@ class Workspace:
 
     def like(self, value: Tensor) -> Tensor:
         """An uninitialized tensor with the shape, strides, type and device of another."""
-        if value.device.type != "cpu":
-            return torch.empty_like(value)
+        if value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
+            return torch.empty_like(value, requires_grad=False)
         asked = value.shape, value.stride(), value.dtype
-        if asked != self._asked or _users(self._own) != self._idle:
-            self._own, self._asked = torch.empty_like(value, requires_grad=False), asked
-            self._idle = _users(self._own)
+        if asked != self._asked or not self._is_free():
+            fresh = torch.empty_like(value, requires_grad=False)
+            if type(fresh) is not Tensor:  # one without data, of a dry run, is of no use later
+                return fresh
+            self._own, self._asked, self._thread = fresh, asked, get_ident()
+            self._storage, self._address = fresh.untyped_storage(), fresh.data_ptr()
+            self._idle = self._users()
         return self._own.detach()
+
+    def _is_free(self) -> bool:
+        return self._own.data_ptr() == self._address and self._users() == self._idle
+
+    def _users(self) -> tuple[int, int]:
+        """How many tensors, in Python, in graphs or as gradients, share this memory, and how many hold its storage."""
+        storage = self._storage
+        tensors = 0 if storage is None else torch._C._storage_Use_Count(storage._cdata)
+        return tensors, getrefcount(storage)

@@ -18,7 +18,6 @@ CASES: dict[str, dict[str, Any]] = {
     "input units": {"structure": "input"},
     "output units": {"structure": "output"},
     "no bias": {"bias": False},
-    "frozen weight": {"frozen": "weight"},
     "frozen bias": {"frozen": "bias"},
     "bfloat16": {"dtype": torch.bfloat16},
     "no rows": {"rows": 0},
@@ -130,12 +129,35 @@ def test_saved_inputs_pass_through_hooks() -> None:
     assert [call.args[0].shape for call in pack.call_args_list] == [(4, 6)]
 
 
+def test_jacobians_by_vmap_over_the_backward() -> None:
+    mask, _optimizer = _masked()
+    out, directions = mask(torch.randn(4, 6)), torch.randn(3, 4, 5)
+
+    def gradient(direction: Tensor) -> Tensor:
+        found: Tensor = torch.autograd.grad(out, mask.weight, direction, retain_graph=True)[0]
+        return found
+
+    torch.testing.assert_close(torch.vmap(gradient)(directions), torch.stack([*map(gradient, directions)]))
+
+
+def test_a_model_that_is_cast_before_its_backward() -> None:
+    mask, _optimizer = _masked()
+    x = torch.randn(4, 6)
+    (expected,) = torch.autograd.grad(mask(x).square().sum(), mask.weight)
+    loss = mask(x).square().sum()
+    mask.double()
+    loss.backward()
+    torch.testing.assert_close(mask.weight.grad, expected.to(mask.weight.grad.dtype))
+
+
 def test_where_more_is_asked_of_a_graph_the_long_way_is_taken() -> None:
     x, weight = torch.randn(4, 6), nn.Parameter(torch.randn(5, 6))
     assert linear.applies(x, weight)
     assert not linear.applies(x.clone().requires_grad_(), weight)
     assert not linear.applies(x[None], weight)
     assert not linear.applies(x.to("meta"), weight)
+    assert not linear.applies(x.to_sparse(), weight)
+    assert not linear.applies(x, weight.detach())
     assert not linear.applies(nn.Parameter(x), weight)
     with torch.inference_mode():
         assert not linear.applies(x, weight)
