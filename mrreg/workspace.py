@@ -14,11 +14,12 @@ from torch import Tensor
 class Workspace:
     """Hands out one tensor like those it is asked for; the same memory again once everybody else has let it go."""
 
+    _storage: torch.UntypedStorage  # of the memory, once there is any; pickles and copies come before
+
     def __init__(self) -> None:
         self._own = torch.empty(0)
         self._asked: object = None  # what the memory was made for
         self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
-        self._storage: torch.UntypedStorage | None = None
         self._address = 0  # another one once it is resized, or moved to where other processes see it
         self._idle = 0, 0  # its users when it is only here
 
@@ -45,6 +46,4 @@ class Workspace:
 
     def _users(self) -> tuple[int, int]:
         """How many tensors, in Python, in graphs or as gradients, share this memory, and how many hold its storage."""
-        storage = self._storage
-        tensors = 0 if storage is None else torch._C._storage_Use_Count(storage._cdata)
-        return tensors, getrefcount(storage)
+        return torch._C._storage_Use_Count(self._storage._cdata), getrefcount(self._storage)
