@@ -4,14 +4,36 @@ Nothing reads the masked weight after the forward, so its gradient is computed i
 still in the cache, where memory of its own for each would push out more than the mask costs.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 
-from mrreg.substitute import Substitute, as_bits, fill, masked, select
+from mrreg import compact
+from mrreg.substitute import Mask, Substitute, fill, fill_again, masked, select
+
+FORWARD = nn.Linear.forward  # which others may replace later
+
+
+def is_bare(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a module is one matrix product and nobody watches it: then calling it costs more."""
+    if type(module) is not nn.Linear or kwargs or len(args) != 1 or not compact.ordinary(module):
+        return False
+    return nn.Linear.forward is FORWARD and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def forward(module: nn.Linear, x: Tensor, masks: Mapping[str, Mask]) -> Tensor:
+    """The output of a bare layer whose weight is masked, and maybe its bias."""
+    parameters: dict[str, Any] = module._parameters  # without the detour of __getattr__
+    weight, bias = parameters["weight"], parameters["bias"]
+    if "bias" not in masks and applies(x, weight):
+        return linear(x, weight, bias, *masks["weight"])
+    if "bias" in masks:
+        bias = masked(bias, *masks["bias"])
+    return functional.linear(x, masked(weight, *masks["weight"], fresh=True), bias)
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
@@ -55,6 +77,4 @@ def _gradient(grad: Tensor, x: Tensor, weight: Tensor, bits: Tensor, scale: floa
     if torch.is_grad_enabled():  # somebody differentiates the gradient
         return masked(grad.t() @ x, bits, scale, Substitute())
     like = weight if weight.dtype == grad.dtype else grad.new_empty(weight.shape)  # cast since the forward
-    out = torch.mm(grad.t(), x, out=own.values.like(like))
-    as_bits(out).bitwise_and_(bits)
-    return out if scale == 1 else out.mul_(scale)
+    return fill_again(torch.mm(grad.t(), x, out=own.values.like(like)), bits, scale)

@@ -1,6 +1,5 @@
 """A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
 
-import re
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -19,9 +18,9 @@ from mrreg.shards import cut, draw_bits, is_sharded
 from mrreg.stand_in import call_with
 from mrreg.structure import STRUCTURES, Structure, Target, targets
 from mrreg.substitute import Substitute, as_numbers, bits_dtype, masked
+from mrreg.wrapper import Wrapper
 
 WHERE = "MultirateMask"
-LINEAR = nn.Linear.forward  # which others may replace later
 
 
 def _true_or_false(rescale: object) -> bool:
@@ -37,7 +36,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while 
 }
 
 
-class MultirateMask(nn.Module):
+class MultirateMask(Wrapper):
     """Wraps a module; a random subset of its weights is at zero on all but the last step of a cycle.
 
     It replaces nn.Dropout. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
@@ -115,8 +114,6 @@ class MultirateMask(nn.Module):
         self.structure = structure
         self.targets = targets(module, parameters, structure)
         self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
-        self._reports: tuple[str, tuple[list[str], ...]] = "", ()  # of a load that is going on
-        self.register_load_state_dict_post_hook(_plain_names)  # type: ignore[no-untyped-call]
         self._rest()
         self.module = module
 
@@ -154,27 +151,15 @@ class MultirateMask(nn.Module):
             units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept.items()}
             if compact.chosen(module, self.structure, units, args):
                 return compact.forward(module, self.structure, units, args, kwargs)
-        direct = self._is_direct(module, args, kwargs)
-        if direct and len(self.targets) == 1 and linear.applies(args[0], value := module._parameters["weight"]):
-            scale, own = self._scale(self.targets[0]), self._own["weight"]
-            bits = self._whole_bits("weight", value)
-            return linear.linear(args[0], value, module._parameters["bias"], bits, scale, own)
-        weights = {}
+        values, masks = {}, {}
         for t in self.targets:
-            value, own = parameter(module, t.name), self._own[t.name]
-            own.fresh = direct and t.name == "weight"
-            weights[t.name] = masked(value, self._whole_bits(t.name, value), self._scale(t), own)
-        if direct:
-            return nn.functional.linear(args[0], weights["weight"], weights.get("bias", module._parameters["bias"]))
+            values[t.name] = value = parameter(module, t.name)
+            masks[t.name] = self._whole_bits(t.name, value), self._scale(t), self._own[t.name]
+        if "weight" in masks and linear.is_bare(module, args, kwargs):
+            return linear.forward(module, args[0], masks)
+        weights = {name: masked(value, *masks[name]) for name, value in values.items()}
         with refuse_checkpointing(module, weights.values()) as check:
             return check(call_with(weights, module, args, kwargs))
-
-    def _is_direct(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the forward is one matrix product and nobody watches it: then calling the module costs more."""
-        if type(module) is not nn.Linear or kwargs or len(args) != 1 or not compact.ordinary(module):
-            return False
-        patched = nn.Linear.forward is not LINEAR or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-        return self.targets[0].name == "weight" and not patched
 
     def _whole_bits(self, name: str, value: Tensor) -> Tensor:
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""
@@ -257,29 +242,9 @@ class MultirateMask(nn.Module):
             message = f"{WHERE}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
             warnings.warn(message, NoEffectWarning, stacklevel=4)
 
-    # a transparent wrapper
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "module":  # not set yet: while it is unpickled, or when __init__ failed
-                raise
-            return getattr(self.module, name)
-
-    def __getitem__(self, key: Any) -> Any:
-        """A layer of a wrapped container, as in `model[0]` after `swap_dropout` of a Sequential."""
-        return self.module[key]  # type: ignore[index]
-
     def __setattr__(self, name: str, value: Any) -> None:
-        """Options are checked whenever they are set; what is read from the module is also set there."""
-        value = CHECKS[name](value) if name in CHECKS else value
-        module = self.__dict__.get("_modules", {}).get("module")
-        own = module is None or name == "module" or name in self.__dict__ or hasattr(type(self), name)
-        if own or not hasattr(module, name):
-            super().__setattr__(name, value)
-        else:
-            setattr(module, name, value)
+        """Options are checked whenever they are set."""
+        super().__setattr__(name, CHECKS[name](value) if name in CHECKS else value)
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""
@@ -293,30 +258,6 @@ class MultirateMask(nn.Module):
             self._set_bits(name, bits)
         self._kept = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept.items()}
         return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The plain module's state dict."""
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict of the plain module."""
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Inside another module, torch looks for the plain module's keys under "module.": put them there."""
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self._reports = prefix, args[-3:]
-
-
-def _plain_names(mask: MultirateMask, _: object) -> None:
-    """What a load reports (missing keys, unexpected keys, errors) names the plain module's keys."""
-    prefix, reports = mask._reports
-    inner = re.compile(rf"(?<![\w.]){re.escape(prefix)}module\.")
-    for report in reports:
-        report[:] = [inner.sub(prefix, text) for text in report]
-    mask._reports = "", ()
 
 
 def _check_module(module: object) -> None:

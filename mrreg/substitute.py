@@ -34,18 +34,16 @@ class Substitute:
 
     def __init__(self) -> None:
         self.bits, self.values, self.gradients = Workspace(), Workspace(), Workspace()
-        self.fresh = False  # whether the gradient of the masked tensor is nobody else's, as that of one matrix product
-
-    def gradient(self, grad: Tensor, bits: Tensor, scale: float) -> Tensor:
-        """The parameter's gradient from that of the masked tensor."""
-        if self.fresh:
-            as_bits(grad).bitwise_and_(bits)
-            return grad if scale == 1 else grad.mul_(scale)
-        return fill(self.gradients, grad, bits, scale)
 
 
-def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
-    """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient."""
+Mask = tuple[Tensor, float, Substitute]  # how a parameter is masked: bits, the factor of what is kept, and memory
+
+
+def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bool = False) -> Tensor:
+    """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient.
+
+    `fresh` says that the gradient of the masked tensor will be nobody else's, as that of one matrix product.
+    """
     if torch._C._are_functorch_transforms_active():
         how: Callable[[Tensor, Tensor], Any] = select
     elif torch.compiler.is_compiling():
@@ -53,7 +51,7 @@ def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor
     elif torch.is_inference_mode_enabled():
         how = select  # own memory would become memory of inference mode
     else:
-        return _Masked.apply(value, bits, scale, own)  # type: ignore[no-any-return]
+        return _Masked.apply(value, bits, scale, own, fresh)  # type: ignore[no-any-return]
     kept: Tensor = how(value, bits)
     return kept if scale == 1 else kept * scale
 
@@ -70,21 +68,31 @@ def fill(work: Workspace, value: Tensor, bits: Tensor, scale: float) -> Tensor:
     return out if scale == 1 else out.mul_(scale)
 
 
+def fill_again(value: Tensor, bits: Tensor, scale: float) -> Tensor:
+    """Compute scale * (value & bits) in the memory of the value."""
+    as_bits(value).bitwise_and_(bits)
+    return value if scale == 1 else value.mul_(scale)
+
+
 class _Masked(torch.autograd.Function):
     """scale * (value & bits), whose derivative is the same function of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
-        ctx.bits, ctx.scale, ctx.own = bits, scale, own
+    def forward(ctx: Any, value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bool) -> Tensor:
+        ctx.bits, ctx.scale, ctx.own, ctx.fresh = bits, scale, own, fresh
         return fill(own.values, value, bits, scale)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
-            return select(grad, ctx.bits) * ctx.scale, None, None, None
-        if torch.is_grad_enabled():  # somebody differentiates the gradient
-            return masked(grad, ctx.bits, ctx.scale, Substitute()), None, None, None
-        return ctx.own.gradient(grad, ctx.bits, ctx.scale), None, None, None
+            found = select(grad, ctx.bits) * ctx.scale
+        elif torch.is_grad_enabled():  # somebody differentiates the gradient
+            found = masked(grad, ctx.bits, ctx.scale, Substitute())
+        elif ctx.fresh:
+            found = fill_again(grad, ctx.bits, ctx.scale)
+        else:
+            found = fill(ctx.own.gradients, grad, ctx.bits, ctx.scale)
+        return found, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
