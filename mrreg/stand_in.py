@@ -1,7 +1,9 @@
-"""Call a module with other tensors in the place of some of its parameters."""
+"""Call a module with other tensors in the place of some of its parameters, which nobody else gets to see."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from threading import RLock, get_ident
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +14,111 @@ from mrreg.paths import parameter
 REFUSED = (torch.jit.ScriptModule, nn.DataParallel)  # by functional_call, which says so
 
 
+class Swap(NamedTuple):
+    """What a call sees: a tensor for each parameter (by its id), and the parameter for each of those tensors."""
+
+    tensors: dict[int, Tensor]
+    parameters: dict[int, Tensor]
+
+
+_swaps: dict[int, Swap] = {}  # of the calls that run, by thread
+_lock = RLock()
+
+
+class _Seen(MutableMapping[str, Any]):
+    """Stands for `_parameters` of a module during calls: each thread sees its own call's tensors, others parameters."""
+
+    def __init__(self, own: dict[str, Any]) -> None:
+        self.own, self.users = own, 0
+
+    def __getitem__(self, name: str) -> Any:
+        value, swap = self.own[name], _swaps.get(get_ident())
+        return value if swap is None else swap.tensors.get(id(value), value)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set for good; who puts back what was seen here puts the parameter back."""
+        swap = _swaps.get(get_ident())
+        self.own[name] = value if swap is None else swap.parameters.get(id(value), value)
+
+    def __delitem__(self, name: str) -> None:
+        del self.own[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.own
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.own),)  # copies and pickles have the parameters
+
+
 def call_with(
     tensors: Mapping[str, Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """What `torch.func.functional_call` returns; parameters that are tied to a named one are replaced with it.
 
     That function lists all parameters and buffers by name before every call, which takes longer than to mask the
-    weights of a small Transformer layer.
+    weights of a small Transformer layer. It also puts the tensors where other threads, signal handlers and hooks that
+    save the model find them, and where two calls at once leave them for good.
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing() or isinstance(module, REFUSED):
         return functional_call(module, dict(tensors), args, dict(kwargs))
-    instead = {id(parameter(module, name)): tensor for name, tensor in tensors.items()}
-    replaced = []
+    values = {name: parameter(module, name) for name in tensors}
+    swap = Swap({id(values[n]): t for n, t in tensors.items()}, {id(t): values[n] for n, t in tensors.items()})
+    thread = get_ident()
+    before = _swaps.get(thread)
+    entered: list[tuple[nn.Module, _Seen]] = []
     try:
-        for inner in module.modules():
-            own = inner._parameters
-            for name, value in own.items():
-                if id(value) in instead:
-                    replaced.append((own, name, value))
-                    own[name] = instead[id(value)]  # type: ignore[assignment]
+        _enter(module, swap.tensors, entered)
+        _swaps[thread] = swap if before is None else _both(before, swap)
         return module(*args, **kwargs)
     finally:
-        for own, name, value in replaced:
-            own[name] = value
+        _set(thread, before)
+        _leave(entered)
+
+
+def _enter(module: nn.Module, tensors: Mapping[int, Tensor], entered: list[tuple[nn.Module, _Seen]]) -> None:
+    """Let each module that has one of these parameters show its own by way of `_Seen`."""
+    with _lock:
+        for inner in module.modules():
+            own: Any = inner._parameters
+            if not tensors.keys().isdisjoint(map(id, own.values())):
+                seen: _Seen = own if type(own) is _Seen else _Seen(own)
+                entered.append((inner, seen))
+                seen.users += 1
+                inner.__dict__["_parameters"] = seen
+
+
+def _leave(entered: list[tuple[nn.Module, _Seen]]) -> None:
+    """Take that back where this was the last call."""
+    with _lock:
+        for inner, seen in entered:
+            seen.users -= 1
+            if not seen.users and inner.__dict__["_parameters"] is seen:
+                inner.__dict__["_parameters"] = seen.own
+
+
+def _both(outer: Swap, inner: Swap) -> Swap:
+    return Swap(outer.tensors | inner.tensors, outer.parameters | inner.parameters)
+
+
+def _set(thread: int, swap: Swap | None) -> None:
+    if swap is None:
+        _swaps.pop(thread, None)
+    else:
+        _swaps[thread] = swap
+
+
+@contextmanager
+def true_parameters() -> Iterator[None]:
+    """Within, modules show their parameters, also to a hook or a signal handler that interrupts a call."""
+    thread = get_ident()
+    swap = _swaps.pop(thread, None)
+    try:
+        yield
+    finally:
+        _set(thread, swap)

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from mrreg.stand_in import true_parameters
+
 
 class Wrapper(nn.Module):
     """Around `module`, which a subclass sets last in its constructor: what it does not have is looked for in there."""
@@ -39,7 +41,8 @@ class Wrapper(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The plain module's state dict."""
-        return self.module.state_dict(*args, **kwargs)
+        with true_parameters():
+            return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the plain module."""

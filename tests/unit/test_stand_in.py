@@ -1,5 +1,9 @@
 """Calls with other tensors in the place of parameters: the same as torch's functional_call, which costs more."""
 
+import copy
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -7,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import mrreg
 from mrreg.stand_in import call_with
 
 
@@ -117,3 +122,124 @@ def test_scripted_modules_and_data_parallel_are_refused_by_torch() -> None:
         name = "weight" if isinstance(module, torch.jit.ScriptModule) else "module.weight"
         with pytest.raises(RuntimeError, match="stateless API"):
             call_with({name: torch.zeros(3, 4)}, module, (torch.zeros(1, 4),), {})
+
+
+class Asked(nn.Module):
+    """Calls back in the middle of its forward."""
+
+    def __init__(self, ask: Any) -> None:
+        super().__init__()
+        self.layer, self.ask = nn.Linear(4, 4), ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ask(self)
+        out: Tensor = self.layer(x)
+        return out
+
+
+def _other_thread(look: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(look).result()
+
+
+READERS: dict[str, Any] = {
+    "deepcopy": lambda m: copy.deepcopy(m).layer.weight,
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)).layer.weight,
+    "another thread": lambda m: _other_thread(lambda: m.layer.weight),
+    "parameters in another thread": lambda m: _other_thread(lambda: next(m.parameters())),
+    "state dict in another thread": lambda m: _other_thread(m.state_dict)["layer.weight"],
+}
+
+
+def _nothing(_: nn.Module) -> None:
+    """A module's `ask` that can be pickled."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_who_reads_the_module_meanwhile_finds_its_parameters(reader: str) -> None:
+    found = []
+
+    def ask(module: Any) -> None:
+        module.ask = _nothing
+        found.append(READERS[reader](module))
+        assert module.layer.weight is instead  # here
+
+    module, instead = Asked(ask), torch.zeros(4, 4)
+    call_with({"layer.weight": instead}, module, (torch.zeros(1, 4),), {})
+    assert torch.equal(found[0], module.layer.weight)
+    assert module.layer.weight.any()
+    assert type(module.layer._parameters) is dict
+
+
+@pytest.mark.parametrize("where", ["hook", "saved by torch"])
+def test_a_model_saved_during_a_masked_forward_has_its_true_weights(where: str) -> None:
+    saved = {}
+
+    def ask(module: Any) -> None:
+        module.ask = _nothing
+        if where == "hook":
+            saved.update({name: value.clone() for name, value in model.state_dict().items()})
+        else:
+            torch.save(model, file := io.BytesIO())
+            file.seek(0)
+            saved.update(torch.load(file, weights_only=False).state_dict())
+
+    model = nn.Sequential(mrreg.MultirateMask(Asked(ask), p=0.5, k=3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    model(torch.zeros(1, 4))
+    assert torch.equal(saved["0.layer.weight"], model.state_dict()["0.layer.weight"])
+    assert (saved["0.layer.weight"] != 0).all()
+
+
+def test_calls_in_several_threads_leave_every_parameter_in_its_place() -> None:
+    module, x = nn.LSTM(4, 8, num_layers=2), torch.randn(3, 2, 4)
+    model = mrreg.MultirateMask(module, p=0.5, k=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    before, held = [p.clone() for p in module.parameters()], _held(module)
+    wanted = torch.autograd.grad(model(x)[0].sum(), list(module.parameters()))
+
+    def gradients(_: int) -> bool:
+        found = torch.autograd.grad(model(x)[0].sum(), list(module.parameters()))
+        return all(map(torch.allclose, found, wanted))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(gradients, range(150)))
+    assert _held(module) == held
+    assert all(map(torch.equal, module.parameters(), before))
+    assert all(type(inner._parameters) is dict for inner in module.modules())
+
+
+def test_what_a_forward_sets_stays_and_a_functional_call_inside_leaves_nothing() -> None:
+    new = nn.Parameter(torch.ones(4))
+
+    def ask(module: Any) -> None:
+        module.layer.bias = new
+        module.layer.register_parameter("more", nn.Parameter(torch.ones(1)))
+        del module.layer.more
+        seen = functional_call(module.layer, {"weight": torch.ones(4, 4)}, (torch.ones(1, 4),))
+        assert torch.equal(seen, torch.full((1, 4), 5.0))
+
+    module = Asked(ask)
+    before = module.layer.weight
+    out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (torch.zeros(1, 4),), {})
+    assert torch.equal(out, torch.ones(1, 4))
+    assert module.layer.weight is before
+    assert module.layer.bias is new
+    assert list(module.layer._parameters) == ["weight", "bias"]
+
+
+def test_calls_inside_calls_see_both() -> None:
+    inner, x = nn.Linear(4, 4), torch.ones(1, 4)
+
+    def ask(module: Any) -> None:
+        out = call_with({"bias": torch.full((4,), 3.0)}, module.layer, (x,), {})
+        assert torch.equal(out, torch.full((1, 4), 3.0))
+
+    module = Asked(ask)
+    module.layer = inner
+    nn.init.ones_(inner.bias)
+    out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (x,), {})
+    assert torch.equal(out, torch.ones(1, 4))
+    assert type(inner._parameters) is dict
