@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.errors import bad, wrong_moment
+from mrreg.gradients import Lent, mask_gradient
 from mrreg.hold import GRADIENT, Group, Keeper, coasts, path_of
 from mrreg.mask import MultirateMask
 from mrreg.paths import parameter
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
-from mrreg.shards import any_nonzero, is_sharded, local
-from mrreg.substitute import as_bits
+from mrreg.shards import any_nonzero, is_sharded
 
 WHERE = "attach"
 
@@ -31,6 +31,7 @@ class Driver:
         self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
         self.optimizer = weakref.ref(optimizer, self._orphaned)
         self.pending: list[tuple[Tensor, Keeper, Tensor, bool]] = []  # what the step in progress must not change
+        self.lent: list[Lent] = []  # gradients that are somebody else's too
         self.open = False  # whether a step has begun and not ended
         self.keepers: defaultdict[int, Keeper] = defaultdict(Keeper)
         self.handles: list[RemovableHandle] = []
@@ -115,8 +116,8 @@ class Driver:
     def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
         """Before a step, for one parameter; `late` says whether its gradient may still change."""
         path, bits = path_of(optimizer, group), mask._bits[name]
-        if mask._on and p.grad is not None:  # penalties and noise may have come on top of what the backward pass wrote
-            as_bits(local(p.grad)).bitwise_and_(bits)
+        if mask._on and (lent := mask_gradient(p, bits, mask._own[name])):
+            self.lent.append(lent)
         if (path == GRADIENT and not late) if mask._on else mask.boost == 1:
             return  # zero times anything, or an ordinary step
         keeper = self.keepers[id(p)]
@@ -131,6 +132,12 @@ class Driver:
         while self.pending:
             _p, keeper, *_ = self.pending.pop()
             keeper.give_back()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Put the gradients back that were masked in a copy."""
+        while self.lent:
+            self.lent.pop().give_back()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""
@@ -141,6 +148,7 @@ class Driver:
             p, keeper, bits, decayed = self.pending.pop()
             keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
             del bits  # its memory is free for the next draw
+        self._give_back()
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)

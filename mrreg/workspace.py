@@ -41,6 +41,12 @@ class Workspace:
             self._idle = self._users()
         return self._own.detach()
 
+    def is_lent_once(self, value: Tensor) -> bool:
+        """Whether a tensor lies in this memory, and no other one outside."""
+        if not self._address or value.data_ptr() != self._address:
+            return False
+        return self._users() == (self._idle[0] + 1, self._idle[1])
+
     def _is_free(self) -> bool:
         return self._own.data_ptr() == self._address and self._users() == self._idle
 

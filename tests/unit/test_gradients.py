@@ -1,0 +1,150 @@
+"""Gradients that belong to somebody else: masked steps see them masked, and leave them as they are."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrreg
+from mrreg import MultirateMask
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "AdamW": lambda params: torch.optim.AdamW(params, lr=0.1),
+}
+
+
+def _masked(optimizer: str = "SGD") -> tuple[nn.Linear, MultirateMask, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 5, bias=False)
+    mask = MultirateMask(layer, p=0.5, k=3)
+    driver = OPTIMIZERS[optimizer](mask.parameters())
+    mrreg.attach(driver, mask)
+    return layer, mask, driver
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_gradient_that_is_handed_over_again_and_again(optimizer: str) -> None:
+    layer, mask, driver = _masked(optimizer)
+    twin = nn.Linear(6, 5, bias=False)
+    twin.load_state_dict(layer.state_dict())
+    plain = OPTIMIZERS[optimizer](twin.parameters())
+    gradient, before = torch.randn(5, 6), layer.weight.detach().clone()
+    slow = mask._bits["weight"] == 0
+    for step in range(3):
+        moved_from = layer.weight.detach().clone()
+        layer.weight.grad = twin.weight.grad = gradient
+        kept = gradient.clone()
+        driver.step()
+        plain.step()
+        assert layer.weight.grad is gradient
+        assert torch.equal(gradient, kept)
+        torch.testing.assert_close(layer.weight[~slow], twin.weight[~slow])
+        assert torch.equal(layer.weight[slow], before[slow]) == (step < 2)
+    if optimizer == "SGD":
+        torch.testing.assert_close(layer.weight[slow], moved_from[slow] - 3 * 0.1 * gradient[slow])
+
+
+def _shared(layer: nn.Linear) -> Tensor:
+    neighbour = nn.Parameter(torch.zeros(5, 6))
+    neighbour.grad = layer.weight.grad = torch.ones(5, 6)
+    layer.neighbour = neighbour
+    return neighbour.grad
+
+
+def _part(layer: nn.Linear) -> Tensor:
+    flat = torch.ones(30)
+    layer.weight.grad = flat.view(5, 6)
+    return flat
+
+
+def _numpy(layer: nn.Linear) -> Tensor:
+    array = np.ones((5, 6), np.float32)
+    layer.weight.grad = torch.from_numpy(array)
+    return torch.from_numpy(array)
+
+
+def _expanded(layer: nn.Linear) -> Tensor:
+    one = torch.ones(1)
+    layer.weight.grad = one.expand(5, 6)
+    return one
+
+
+def _alias(layer: nn.Linear) -> Tensor:
+    layer(torch.ones(1, 6)).sum().backward()
+    assert layer.weight.grad is not None
+    return layer.weight.grad.data
+
+
+@pytest.mark.parametrize("hand_over", [_shared, _part, _numpy, _expanded, _alias])
+def test_memory_that_somebody_else_sees_is_not_written_to(hand_over: Callable[[nn.Linear], Tensor]) -> None:
+    layer, mask, driver = _masked()
+    theirs, before = hand_over(layer), layer.weight.detach().clone()
+    assert (theirs == 1).all()
+    driver.step()
+    assert (theirs == 1).all()
+    assert torch.equal(layer.weight == before, mask._bits["weight"] == 0)
+
+
+def _own(mask: MultirateMask, layer: nn.Linear) -> None:
+    mask(torch.randn(2, 6)).sum().backward()
+    layer.weight.square().sum().backward()  # type: ignore[no-untyped-call]
+
+
+def _accumulated(mask: MultirateMask, layer: nn.Linear) -> None:
+    mask(torch.randn(2, 6)).sum().backward()
+    _own(mask, layer)
+
+
+def _inside(mask: MultirateMask, layer: nn.Linear) -> None:
+    mask(torch.randn(2, 6, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("backward", [_own, _accumulated, _inside])
+def test_autograds_own_gradient_is_masked_where_it_is(backward: Callable[[Any, Any], None]) -> None:
+    layer, mask, driver = _masked()
+    seen = []
+    slow = mask._bits["weight"] == 0
+    for _ in range(2):
+        backward(mask, layer)
+        assert layer.weight.grad is not None
+        address = layer.weight.grad.data_ptr()
+        driver.step()
+        seen.append(layer.weight.grad.data_ptr() == address)
+        assert not layer.weight.grad[slow].any()
+        driver.zero_grad()
+    assert seen == [True, True]
+
+
+def test_a_step_that_fails_gives_the_gradient_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, _mask, driver = _masked()
+    gradient = torch.ones(5, 6)
+    layer.weight.grad = gradient
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["torch.optim.sgd"], "sgd", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            driver.step()
+    driver.step()
+    assert layer.weight.grad is gradient
+    assert (gradient == 1).all()
+
+
+def test_an_optimizer_that_drops_gradients_keeps_them_dropped() -> None:
+    class Dropping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            super().step(closure)
+            self.zero_grad()
+
+    layer = nn.Linear(6, 5, bias=False)
+    mask = MultirateMask(layer, p=0.5, k=3)
+    driver = Dropping(mask.parameters(), lr=0.1)
+    mrreg.attach(driver, mask)
+    layer.weight.grad = gradient = torch.ones(5, 6)
+    driver.step()
+    assert (gradient == 1).all()
+    assert layer.weight.grad is None
