@@ -12,7 +12,7 @@ from mrreg.drive import WHERE, Driver, check_fast
 from mrreg.errors import bad, some, wrong_moment
 from mrreg.mask import MultirateMask
 from mrreg.parallel import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
-from mrreg.paths import join, within
+from mrreg.paths import join, parameter, within
 
 REFUSED = {
     "LBFGS": "it moves along directions that mix all entries and steps several times per call",
@@ -169,7 +169,7 @@ def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: Multi
     _refuse_ties(model, name, mask)
     owners: dict[int | None, list[str]] = {}
     for target in mask.targets:
-        p = mask.module.get_parameter(target.name)
+        p = parameter(mask.module, target.name)
         path = ".".join(filter(None, (name, target.name)))
         owners.setdefault(_holder(optimizers, p, path), []).append(path)
     missing = owners.pop(None, [])
@@ -197,7 +197,7 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
 
 def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:
     """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
-    inside = {id(p) for p in mask.module.parameters()} & {id(mask.module.get_parameter(t.name)) for t in mask.targets}
+    inside = {id(p) for p in mask.module.parameters()} & {id(parameter(mask.module, t.name)) for t in mask.targets}
     places = [join(path, "module") for path, m in model.named_modules(remove_duplicate=False) if m is mask]
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:

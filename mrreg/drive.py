@@ -1,6 +1,7 @@
 """What moves the masks that one optimizer drives: hooks around its steps, and the clock in its groups."""
 
 import sys
+import warnings
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
@@ -12,9 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from mrreg.errors import bad, wrong_moment
+from mrreg.errors import NoEffectWarning, bad, wrong_moment
 from mrreg.gradients import Lent, mask_gradient
-from mrreg.hold import GRADIENT, Group, Keeper, coasts, path_of
+from mrreg.hold import GRADIENT, Group, Keeper, coasts, path_of, reached
 from mrreg.mask import MultirateMask
 from mrreg.paths import parameter
 from mrreg.phase import CLOCK, CYCLE, SEED, phase
@@ -46,6 +47,7 @@ class Driver:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_load_state_dict_pre_hook(self._check),
             optimizer.register_load_state_dict_post_hook(self.turn),
+            optimizer.register_state_dict_post_hook(self._save),
         ]
         self.turn(optimizer)
 
@@ -76,6 +78,14 @@ class Driver:
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Before a load, refuse what masks cannot take."""
         self.phase(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
+
+    def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
+        for p, keeper, *_ in self.pending:
+            own = optimizer.state.get(p)
+            whole = {} if own is None or is_sharded(p) else keeper.whole()
+            if whole:
+                saved["state"] = {key: own | whole if value is own else value for key, value in saved["state"].items()}
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
         """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
@@ -116,6 +126,8 @@ class Driver:
     def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
         """Before a step, for one parameter; `late` says whether its gradient may still change."""
         path, bits = path_of(optimizer, group), mask._bits[name]
+        if mask._on and not mask._ran:
+            _warn_unread(mask, name, p, bits)
         if mask._on and (lent := mask_gradient(p, bits, mask._own[name])):
             self.lent.append(lent)
         if (path == GRADIENT and not late) if mask._on else mask.boost == 1:
@@ -152,6 +164,18 @@ class Driver:
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+
+
+def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:
+    """Say once that a weight is used past its mask: the module around it reads it without calling the wrapper."""
+    mask._ran = True  # in a graph, or told
+    if reached(p, bits):
+        kind = f"{type(mask.module).__name__} {tuple(p.shape)}"
+        message = (
+            f"{WHERE}: the mask on {name!r} of a {kind} has no effect: its slow entries got a gradient, and no forward "
+            "of it has run on a masked step. If the module around it reads the weight itself, wrap that module instead."
+        )
+        warnings.warn(message, NoEffectWarning, stacklevel=6)
 
 
 def _eagerly(hook: Callable[..., None]) -> Callable[..., None]:

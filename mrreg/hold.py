@@ -49,7 +49,7 @@ class Keeper:
         self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
-        self._zeroed: list[tuple[Tensor, Tensor]] | None = None  # state whose slow entries are at zero, and their bits
+        self._zeroed: list[tuple[str, Tensor, Tensor]] | None = None  # state whose slow entries are at zero, and those
         self._path = ""  # what a joint step moves along, where that is all it does
         self._group: Group = {}  # with the lr of that step
         self._spare = Workspace()
@@ -67,7 +67,7 @@ class Keeper:
                 self._saved[name] = saved
             else:
                 as_bits(value).bitwise_and_(_fit(bits, value))
-                self._zeroed.append((value, saved))
+                self._zeroed.append((name, value, saved))
 
     def push(
         self,
@@ -111,14 +111,21 @@ class Keeper:
             if name in self._saved:  # a select in one pass: bits are -1 and 0
                 saved, here = as_bits(self._saved.pop(name)), as_bits(value)
                 torch.addcmul(saved, here, _fit(bits, value), value=-1, out=here)
-            elif decayed or _reached(parameter, bits):  # new state, that weight decay or a late gradient has entered
+            elif decayed or reached(parameter, bits):  # new state, that weight decay or a late gradient has entered
                 as_bits(value).bitwise_and_(_fit(bits, value))
 
     def give_back(self) -> None:
         """Put slow entries of the state back where they were set to zero, also after a step that never ended."""
         while self._zeroed:
-            value, saved = self._zeroed.pop()
+            _name, value, saved = self._zeroed.pop()
             as_bits(value).bitwise_or_(as_bits(saved))
+
+    def whole(self) -> dict[str, Tensor]:
+        """State as it is once slow entries are back, where they are at zero now."""
+        return {
+            name: as_bits(value).bitwise_or(as_bits(saved)).view(value.dtype)
+            for name, value, saved in self._zeroed or ()
+        }
 
     def _read(self, bits: Tensor, drawn: object) -> None:
         """Keep the bits of the slow entries from step to step; forget a step that never ended."""
@@ -136,7 +143,7 @@ def _push_slow(parameter: Tensor, along: Tensor, bits: Tensor, step_size: float,
     parameter.sub_(slow, alpha=step_size)
 
 
-def _reached(parameter: Tensor, bits: Tensor) -> bool:
+def reached(parameter: Tensor, bits: Tensor) -> bool:
     """Whether slow entries have a gradient: one that a closure or a hook made during the step."""
     grad = parameter.grad
     return grad is not None and bool(as_bits(local(grad)).bitwise_and(torch.bitwise_not(bits)).any())

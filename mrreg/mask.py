@@ -145,6 +145,8 @@ class MultirateMask(Wrapper):
         parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
         and `self._scale(target)` the factor of its kept entries.
         """
+        if not torch.compiler.is_compiling():
+            self.__dict__["_ran"] = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
         if self._kept:
             scales = {t.name: self._scale(t) for t in self.targets}
@@ -184,6 +186,7 @@ class MultirateMask(Wrapper):
         self._on = False  # whether forwards in training mode are masked
         self._driven = False
         self._warned = False
+        self._ran = False  # whether a masked forward has run, outside of graphs
         self._forget()
         self._own = {t.name: Substitute() for t in self.targets}
 
@@ -248,7 +251,7 @@ class MultirateMask(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""
-        undriven = {"_on": False, "_driven": False, "_warned": False} | self._nothing_drawn()
+        undriven = {"_on": False, "_driven": False, "_warned": False, "_ran": False} | self._nothing_drawn()
         return self.__dict__ | undriven | {"_own": {t.name: Substitute() for t in self.targets}}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:

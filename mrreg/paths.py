@@ -43,4 +43,5 @@ def parameter(module: nn.Module, name: str) -> Tensor:
             inner = inner._modules[part]
         return inner._parameters[leaf]  # type: ignore[no-any-return]
     except KeyError:
-        return module.get_parameter(name)  # says what is wrong
+        gone = f"MultirateMask: {type(module).__name__} has no parameter {name!r} now."
+        raise AttributeError(f"{gone} Parametrize, prune or change a module first, then wrap it.") from None

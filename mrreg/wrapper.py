@@ -30,6 +30,14 @@ class Wrapper(nn.Module):
         """A layer of a wrapped container, as in `model[0]` after `swap_dropout` of a Sequential."""
         return self.module[key]  # type: ignore[index]
 
+    def __len__(self) -> int:
+        """The length of a wrapped container."""
+        return len(self.module)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        """As the module's: of a layer it is true."""
+        return bool(self.module)
+
     def __setattr__(self, name: str, value: Any) -> None:
         """What is read from the module is also set there."""
         module = self.__dict__.get("_modules", {}).get("module")
@@ -46,7 +54,8 @@ class Wrapper(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of the plain module."""
-        return self.module.load_state_dict(*args, **kwargs)
+        with true_parameters():
+            return self.module.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Inside another module, torch looks for the plain module's keys under "module.": put them there."""

@@ -1,5 +1,6 @@
 """Saving and loading at every step of two cycles goes on bit for bit, in any process, whatever the random state."""
 
+import copy
 import io
 import subprocess
 import sys
@@ -123,3 +124,35 @@ def test_distributed_checkpoints_of_a_model_are_the_plain_ones() -> None:
     assert list(saved) == list(model.state_dict())
     set_model_state_dict(other, saved)
     assert same_bits(model, other)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_saved_in_a_step_or_after_an_interrupted_one_has_the_momentum_of_slow_entries(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, range(3))
+    before, files = copy.deepcopy(optimizer.state_dict()), []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        if inside:
+            files.append(_saved(model, optimizer))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["torch.optim.sgd"], "sgd", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, optimizer, range(3, 4))
+    files.append(_saved(model, optimizer))
+    for file in files:
+        saved = torch.load(file)["optimizer"]
+        torch.testing.assert_close(saved["state"], before["state"], rtol=0, atol=0)
+    first = masks(model)[0]
+    slow = first._bits["weight"] == 0
+    buffer = optimizer.state[first.get_parameter("module.weight")]["momentum_buffer"]
+    assert not buffer[slow].any()  # until the next step
+    optimizer.zero_grad()
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)

@@ -244,3 +244,37 @@ def test_attached_in_inference_mode() -> None:
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
     assert optimizer.param_groups[0]["mask_clock"] == 5
+
+
+class Reading(nn.Module):
+    """Reads the weight of a layer that it does not call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.layer.weight)
+
+
+def _step(model: nn.Module, call: Any, penalty: float = 0.0) -> None:
+    optimizer = _sgd(model)
+    mrreg.attach(optimizer, model)
+    for _ in range(4):
+        (call(torch.ones(2, 4)).sum() + penalty * sum(p.square().sum() for p in model.parameters())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_weight_that_is_used_past_its_mask_is_reported_once() -> None:
+    model = mrreg.mask(Reading(), {"layer": 0.5}, k=5)
+    with pytest.warns(mrreg.NoEffectWarning, match=r"'weight' of a Linear \(4, 4\) has no effect.*wrap that") as caught:
+        _step(model, model)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_mask_that_is_called_is_not_reported(compiled: bool) -> None:
+    for model in (mrreg.MultirateMask(Reading(), p=0.5, k=5), nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 4)))):
+        _step(model, torch.compile(model, backend="aot_eager") if compiled else model, penalty=0.0 if compiled else 0.1)

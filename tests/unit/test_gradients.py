@@ -25,6 +25,7 @@ def _masked(optimizer: str = "SGD") -> tuple[nn.Linear, MultirateMask, torch.opt
     mask = MultirateMask(layer, p=0.5, k=3)
     driver = OPTIMIZERS[optimizer](mask.parameters())
     mrreg.attach(driver, mask)
+    mask(torch.zeros(1, 6))  # else masks say that they have no effect
     return layer, mask, driver
 
 
@@ -144,6 +145,7 @@ def test_an_optimizer_that_drops_gradients_keeps_them_dropped() -> None:
     mask = MultirateMask(layer, p=0.5, k=3)
     driver = Dropping(mask.parameters(), lr=0.1)
     mrreg.attach(driver, mask)
+    mask(torch.zeros(1, 6))
     layer.weight.grad = gradient = torch.ones(5, 6)
     driver.step()
     assert (gradient == 1).all()

@@ -151,6 +151,10 @@ def test_layers_of_a_container_are_reachable() -> None:
     assert list(mask) == list(layers)
     with pytest.raises(TypeError, match="not subscriptable"):
         mrreg.MultirateMask(nn.Linear(3, 2))[0]
+    assert len(mask) == 3
+    with pytest.raises(TypeError, match=r"'Linear' has no len"):
+        len(mrreg.MultirateMask(nn.Linear(3, 2)))
+    assert mrreg.MultirateMask(nn.Linear(3, 2))  # as every layer is true
 
 
 def test_attributes_of_the_module_are_set_there() -> None:
@@ -171,6 +175,17 @@ def test_functional_call_with_the_names_of_the_state_dict_is_an_error_that_chang
         torch.func.functional_call(model, {"0.weight": torch.zeros(2, 3)}, torch.ones(1, 3))
     assert vars(model[0]) == before
     assert [name for name, _ in model.named_parameters()] == ["0.module.weight", "0.module.bias"]
+
+
+@pytest.mark.parametrize("when", ["before attach", "after attach"])
+def test_a_layer_that_is_parametrized_inside_its_mask_is_an_error_that_says_what_to_do(when: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if when == "after attach":
+        mrreg.attach(optimizer, model)
+    nn.utils.parametrizations.weight_norm(masks(model)[0].module)
+    with pytest.raises(AttributeError, match=r"no parameter 'weight' now\. Parametrize.* first, then wrap it"):
+        model(batch(0)) if when == "after attach" else mrreg.attach(optimizer, model)
 
 
 def test_mode_of_the_module_is_kept() -> None:
