@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 HALF = 1 << 30  # hash values lie in [-HALF, HALF)
-TABLE = 1 << 20  # entries that share a key; the table of so many stays in a CPU's last cache
+BLOCK = 1 << 20  # entries that are drawn at once
+PLACES, APART = 1 << 18, 4  # where in the table they may begin: compilers for GPUs copy what is not at 16 bytes
 STEP = 0x5BD1E995  # neighbouring counters differ by this
 WORD = (1 << 64) - 1
+RECENT = 4  # shares of slow entries whose bits are kept
 
 Key = tuple[int, int, int]  # seed, index of the parameter, cycle
 
 _tables: dict[torch.device, Tensor] = {}
+_recent: dict[tuple[object, ...], "_Share"] = {}  # the last one at the end
 
 
 def _mix(*words: int) -> int:
@@ -33,11 +36,6 @@ def _mix(*words: int) -> int:
 def _signed(word: int) -> int:
     """The low 32 bits as the int32 that has them."""
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
-
-
-def _constant(value: int) -> Tensor:
-    """A whole number as a tensor without dimensions, which fits operands on any device."""
-    return torch.tensor(value, dtype=torch.int32, device="cpu")
 
 
 def _pieces(start: int, count: int, size: int) -> Iterator[tuple[int, int]]:
@@ -62,38 +60,77 @@ def hashes(count: int, key: Key, device: torch.device) -> Tensor:
     return values.mul_(0x735A2D97).bitwise_right_shift_(1)
 
 
-def _table(device: torch.device) -> Tensor:
+def _table(like: Tensor) -> Tensor:
     """Random numbers of 32 bits, the same for everything that is drawn entry by entry."""
-    known = _tables.get(device)
-    if known is not None:
+    known = _tables.get(like.device)
+    if known is not None and type(like) is Tensor:
         return known
-    upper, lower = (hashes(TABLE, (0, 0, half), device) for half in range(2))
+    upper, lower = (hashes(BLOCK + PLACES * APART, (0, 0, half), like.device) for half in range(2))
     table = upper.bitwise_left_shift_(16).bitwise_xor_(lower)
     if type(table) is Tensor:  # one without data, of a dry run, is of no use later
-        _tables[device] = table
+        _tables[like.device] = table
     return table
 
 
-def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
-    """Fill an int32 vector with bits of entries drawn one by one: 0 where slow (probability p), -1 where fast.
+def _place(key: Key, block: int) -> int:
+    """Where in the table a block of entries begins."""
+    return _mix(*key, block) % PLACES * APART
 
-    Entry i is slow where a * T[i] + b modulo 2**32 is among the largest. T are fixed random numbers; a (odd) and b are
-    hashes of the key. Entries in pairs, and one entry in any two cycles, are then slow as if independently, but for a
-    few hundred of 5e11 pairs in the table: what a full hash of each entry gives, at several times the cost.
+
+def _fast(p: float) -> int:
+    """How many of the numbers of 32 bits make an entry fast."""
+    return round((1 - p) * (1 << 32))
+
+
+def _compare(numbers: Tensor, fast: int, out: Tensor) -> Tensor:
+    """Bits from random numbers: 0 for the largest, -1 for the others."""
+    return torch.le(numbers, fast - (1 << 31) - 1, out=out).neg_() if fast else out.zero_()
+
+
+def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
+    """Fill a vector of whole numbers with bits of entries drawn one by one: 0 where slow, with probability p, else -1.
+
+    Entry i is slow where T[place + i] is among the largest. T is a table of random numbers that never changes, and the
+    place a hash of the key, as in evolution strategies that share a table of noise (Salimans et al. 2017). So the
+    entries of a mask are independent, and so is one entry in any two cycles; whole masks are parts of one long mask.
 
     `start` is the flat index of the first one, for a shard of a parameter.
     """
-    fast = round((1 - p) * (1 << 32))  # how many of the values
-    if not fast:
-        return values.zero_()
-    table = _table(values.device)
-    for first, piece in _pieces(start, len(values), TABLE):
-        block, low = divmod(first, TABLE)
-        mixed = _mix(*key, block)
-        drawn = values[first - start : first - start + piece]
-        torch.add(_constant(_signed(mixed)), table[low : low + piece], alpha=_signed(mixed >> 32) | 1, out=drawn)
-        torch.le(drawn, fast - (1 << 31) - 1, out=drawn).neg_()
+    table = _table(values)
+    for first, piece in _pieces(start, len(values), BLOCK):
+        block, low = divmod(first, BLOCK)
+        place = _place(key, block) + low
+        _compare(table[place : place + piece], _fast(p), values[first - start : first - start + piece])
     return values
+
+
+class _Share:
+    """The bits of the whole table for one p, once it is worth the time to make them."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+        self.bits: Tensor | None = None
+
+
+def ready_bits(value: Tensor, key: Key, p: float, dtype: torch.dtype) -> Tensor | None:
+    """What `fill_bits` gives for all entries of a tensor: a part of bits that exist, which nobody may write to.
+
+    None where they do not exist: for more than a block, and until as many as exist have been drawn with this p.
+    """
+    if value.numel() > BLOCK or type(value) is not Tensor:
+        return None
+    share = _fast(p), dtype, value.device
+    known = _recent[share] = _recent.pop(share, _Share())
+    for oldest in list(_recent)[:-RECENT]:
+        _recent.pop(oldest, None)
+    known.drawn += value.numel()
+    if known.bits is None and known.drawn > BLOCK + PLACES * APART:
+        table = _table(value)
+        known.bits = _compare(table, share[0], torch.empty_like(table, dtype=dtype))
+    if known.bits is None:
+        return None
+    place = _place(key, 0)
+    return known.bits[place : place + value.numel()].view(value.shape)
 
 
 def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mrreg.draw import Key, fill_bits
+from mrreg.draw import Key, fill_bits, ready_bits
+from mrreg.substitute import bits_dtype
 from mrreg.workspace import Workspace
 
 ORDINARY = (Tensor, nn.Parameter)  # most tensors, so that most questions are cheap
@@ -56,15 +57,18 @@ def cut(whole: Tensor, value: Tensor) -> Tensor:
 
 
 def draw_bits(value: Tensor, key: Key, p: float, memory: Workspace | None = None) -> Tensor:
-    """Bits of the local entries of a tensor, drawn one by one."""
+    """Bits of the local entries of a tensor, drawn one by one; with memory, also such as nobody may write to."""
+    dtype = bits_dtype(value)
+    if memory is not None and (ready := ready_bits(value, key, p, dtype)) is not None:
+        return ready
     shape, start = _window(value) if is_sharded(value) else (value.shape, (0,) * value.dim())
     if shape[1:] != value.shape[1:]:  # not cut along the first dimension alone: draw everything
-        whole = torch.empty(value.numel(), dtype=torch.int32, device=value.device)
+        whole = torch.empty(value.numel(), dtype=dtype, device=value.device)
         return cut(fill_bits(whole, key, p).view(value.shape), value)
     size = torch.Size(shape)
     if memory is None:
-        bits = torch.empty(size, dtype=torch.int32, device=value.device)
+        bits = torch.empty(size, dtype=dtype, device=value.device)
     else:
-        bits = memory.get(size, torch.int32, value.device)
+        bits = memory.get(size, dtype, value.device)
     fill_bits(bits.view(-1), key, p, start[0] * math.prod(shape[1:]) if start else 0)
     return bits

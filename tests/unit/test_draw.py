@@ -1,12 +1,13 @@
 """The slow subset: a pure function of seed, index, cycle and flat index."""
 
 import hashlib
+from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mrreg.draw import HALF, TABLE, draw_units, fill_bits, hashes
+from mrreg.draw import BLOCK, HALF, RECENT, draw_units, fill_bits, hashes, ready_bits
 
 CPU = torch.device("cpu")
 
@@ -22,16 +23,16 @@ def _sha(values: torch.Tensor) -> str:
 def test_values_never_change_between_versions() -> None:
     """A checkpoint's masks come back only if what is drawn stays as it is."""
     assert _sha(hashes(100_000, (3, 1, 4), CPU)) == "9daf6141a4d3cd03"
-    assert _sha(_bits((3, 1, 4), 0.2, TABLE + 100_000)) == "20c5ea650f87fb39"
+    assert _sha(_bits((3, 1, 4), 0.2, BLOCK + 100_000)) == "1f5a52564e47021c"
 
 
 def test_a_shard_computes_its_own_part() -> None:
-    whole = _bits((0, 1, 2), 0.3, 3 * TABLE + 17)
-    for start, stop in [(0, 5), (TABLE - 3, TABLE + 9), (2 * TABLE, 3 * TABLE + 17)]:
+    whole = _bits((0, 1, 2), 0.3, 3 * BLOCK + 17)
+    for start, stop in [(0, 5), (BLOCK - 3, BLOCK + 9), (2 * BLOCK, 3 * BLOCK + 17)]:
         assert torch.equal(_bits((0, 1, 2), 0.3, stop - start, start), whole[start:stop])
 
 
-@pytest.mark.parametrize("start", [TABLE, 3 * TABLE, 2**40])
+@pytest.mark.parametrize("start", [BLOCK, 3 * BLOCK, 2**40])
 def test_entries_that_share_a_random_number_are_independent(start: int) -> None:
     n = 200_000
     agree = (_bits((0, 0, 0), 0.5, n) == _bits((0, 0, 0), 0.5, n, start)).float().mean().item()
@@ -113,11 +114,39 @@ def test_the_global_random_state_is_neither_used_nor_moved() -> None:
     assert torch.equal(_bits((0, 0, 0), 0.5, 100), first)
 
 
-def test_a_draw_without_data_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_a_draw_without_data_leaves_nothing_behind(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mrreg.draw._tables", {})
-    with FakeTensorMode():
+    if before:
         _bits((0, 0, 0), 0.5, 10)
+    with FakeTensorMode():
+        assert type(_bits((0, 0, 0), 0.5, 10)) is not torch.Tensor
     assert type(_bits((0, 0, 0), 0.5, 10)) is torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_bits_that_are_ready_are_those_that_are_drawn(
+    p: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrreg.draw._recent", {})
+    value = torch.empty(3, 200_000)
+    drawn = []
+    for cycle in range(6):
+        ready = ready_bits(value, (0, 1, cycle), p, dtype)
+        expected = fill_bits(torch.empty(600_000, dtype=dtype), (0, 1, cycle), p).view(3, 200_000)
+        assert ready is None or torch.equal(ready, expected)
+        drawn.append(ready is not None)
+    assert drawn == [False, False, False, True, True, True]  # when as many have been drawn as are made at once
+
+
+def test_a_p_that_changes_at_every_cycle_makes_nothing_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent: dict[Any, Any] = {}
+    monkeypatch.setattr("mrreg.draw._recent", recent)
+    for cycle in range(20):
+        assert ready_bits(torch.empty(1000, 1000), (0, 0, cycle), cycle / 20, torch.int32) is None
+    assert len(recent) == RECENT
+    assert ready_bits(torch.empty(BLOCK + 1), (0, 0, 0), 0.5, torch.int32) is None
 
 
 def test_the_default_device_does_not_matter() -> None:
@@ -129,7 +158,7 @@ def test_the_default_device_does_not_matter() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_draws_what_the_cpu_draws() -> None:
-    for start in (0, TABLE - 1000):
+    for start in (0, BLOCK - 1000):
         cpu = _bits((3, 4, 5), 0.3, 300_000, start)
         gpu = fill_bits(torch.empty(300_000, dtype=torch.int32, device="cuda"), (3, 4, 5), 0.3, start)
         assert torch.equal(gpu.cpu(), cpu)
