@@ -126,7 +126,7 @@ class Driver:
     def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
         """Before a step, for one parameter; `late` says whether its gradient may still change."""
         path, bits = path_of(optimizer, group), mask._bits[name]
-        if mask._on and not mask._ran:
+        if mask._on and not mask._ran.masked:
             _warn_unread(mask, name, p, bits)
         if mask._on and (lent := mask_gradient(p, bits, mask._own[name])):
             self.lent.append(lent)
@@ -160,6 +160,8 @@ class Driver:
             p, keeper, bits, decayed = self.pending.pop()
             keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
             del bits  # its memory is free for the next draw
+        if getattr(optimizer, "grad_scale", None) is not None:
+            self.lent.clear()  # a fused step has unscaled them, the copies too
         self._give_back()
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
@@ -168,13 +170,12 @@ class Driver:
 
 def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:
     """Say once that a weight is used past its mask: the module around it reads it without calling the wrapper."""
-    mask._ran = True  # in a graph, or told
+    mask._ran.masked = True  # or told
     if reached(p, bits):
         kind = f"{type(mask.module).__name__} {tuple(p.shape)}"
-        message = (
-            f"{WHERE}: the mask on {name!r} of a {kind} has no effect: its slow entries got a gradient, and no forward "
-            "of it has run on a masked step. If the module around it reads the weight itself, wrap that module instead."
-        )
+        problem = f"the mask on {name!r} of a {kind} has no effect: its slow entries got a gradient, yet it has not run"
+        remedy = "Use training mode; if the module around it reads the weight itself, wrap that module instead"
+        message = f"{WHERE}: {problem}. {remedy}."
         warnings.warn(message, NoEffectWarning, stacklevel=6)
 
 

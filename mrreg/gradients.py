@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mrreg.shards import local
+from mrreg.errors import wrong_moment
+from mrreg.shards import is_sharded, local
 from mrreg.substitute import Substitute, as_bits, bits_dtype, fill
 
 
@@ -19,27 +20,36 @@ class Lent(NamedTuple):
     """A parameter whose gradient is a masked copy for the time of a step."""
 
     parameter: Tensor
-    copy: Tensor
     gradient: Tensor
+    copy: Tensor
+    version: int
 
     def give_back(self) -> None:
-        """Put the gradient back, unless somebody has set another one meanwhile."""
-        if self.parameter.grad is self.copy:
+        """Put the gradient back, unless somebody has set or written another one meanwhile."""
+        if self.parameter.grad is self.copy and _version(self.copy) == self.version:
             self.parameter.grad = self.gradient
+
+
+def _version(value: Tensor) -> int:
+    return 0 if value.is_inference() else value._version
 
 
 def mask_gradient(parameter: Tensor, bits: Tensor, own: Substitute) -> Lent | None:
     """Set the slow entries of a gradient to zero: in place where it is autograd's, else in a copy."""
     if parameter.grad is None:
         return None
-    ours = type(parameter.grad) is not Tensor or _is_nobody_elses(parameter, own)  # before it has a name here
+    if parameter.grad.layout is not torch.strided:
+        problem = f"a masked weight {tuple(parameter.shape)} has a sparse gradient"
+        raise wrong_moment("attach", problem, "Single entries of it cannot be held: make it dense.")
+    in_place = is_sharded(parameter.grad) or _is_nobody_elses(parameter, own)  # before it has a name here
     grad = parameter.grad
-    if not ours:
-        parameter.grad = fill(own.gradients, grad, bits.to(bits_dtype(grad)), 1.0)
-        return Lent(parameter, parameter.grad, grad)
-    here = as_bits(local(grad))
-    here.bitwise_and_(bits.to(here.dtype))
-    return None
+    if in_place:
+        here = as_bits(local(grad))
+        here.bitwise_and_(bits.to(here.dtype))
+        return None
+    copy = fill(own.gradients, grad.detach(), bits.to(bits_dtype(grad)), 1.0)
+    parameter.grad = copy
+    return Lent(parameter, grad, copy, _version(copy))
 
 
 def _is_nobody_elses(parameter: Any, own: Substitute) -> bool:
@@ -65,7 +75,7 @@ def _held(parameter: Any) -> tuple[int, int]:
     return grad._use_count(), getrefcount(grad)
 
 
-def _memory(parameter: Any) -> tuple[int, bool]:
-    """How many tensors share a gradient's memory, and whether it is torch's own."""
+def _memory(parameter: Any) -> tuple[int, int, bool]:
+    """How often a gradient's memory is held, by tensors and in Python, and whether it is torch's own."""
     storage = parameter.grad.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), storage.resizable()
+    return torch._C._storage_Use_Count(storage._cdata), getrefcount(storage), storage.resizable()

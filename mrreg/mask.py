@@ -36,6 +36,12 @@ CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while 
 }
 
 
+class Ran:
+    """Whether a masked forward has run; an object of its own, so that graphs and replicas of a mask can say so too."""
+
+    masked = False
+
+
 class MultirateMask(Wrapper):
     """Wraps a module; a random subset of its weights is at zero on all but the last step of a cycle.
 
@@ -145,8 +151,7 @@ class MultirateMask(Wrapper):
         parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
         and `self._scale(target)` the factor of its kept entries.
         """
-        if not torch.compiler.is_compiling():
-            self.__dict__["_ran"] = True
+        self._ran.masked = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
         if self._kept:
             scales = {t.name: self._scale(t) for t in self.targets}
@@ -186,7 +191,7 @@ class MultirateMask(Wrapper):
         self._on = False  # whether forwards in training mode are masked
         self._driven = False
         self._warned = False
-        self._ran = False  # whether a masked forward has run, outside of graphs
+        self._ran = Ran()
         self._forget()
         self._own = {t.name: Substitute() for t in self.targets}
 
@@ -251,7 +256,7 @@ class MultirateMask(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""
-        undriven = {"_on": False, "_driven": False, "_warned": False, "_ran": False} | self._nothing_drawn()
+        undriven = {"_on": False, "_driven": False, "_warned": False, "_ran": Ran()} | self._nothing_drawn()
         return self.__dict__ | undriven | {"_own": {t.name: Substitute() for t in self.targets}}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:

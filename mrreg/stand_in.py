@@ -15,10 +15,10 @@ REFUSED = (torch.jit.ScriptModule, nn.DataParallel)  # by functional_call, which
 
 
 class Swap(NamedTuple):
-    """What a call sees: a tensor for each parameter (by its id), and the parameter for each of those tensors."""
+    """What a call sees: a tensor for each parameter, by its id; and what it has to put back: where, name, parameter."""
 
-    tensors: dict[int, Tensor]
-    parameters: dict[int, Tensor]
+    tensors: Mapping[int, Tensor]
+    changed: list[tuple[Any, str, Any]]
 
 
 _swaps: dict[int, Swap] = {}  # of the calls that run, by thread
@@ -30,18 +30,27 @@ class _Seen(MutableMapping[str, Any]):
 
     def __init__(self, own: dict[str, Any]) -> None:
         self.own, self.users = own, 0
+        self.traced: dict[str, Any] = {}  # as the last call sees it, for graphs that it compiles or runs
 
     def __getitem__(self, name: str) -> Any:
+        if torch.compiler.is_compiling():
+            return self.traced[name]
         value, swap = self.own[name], _swaps.get(get_ident())
         return value if swap is None else swap.tensors.get(id(value), value)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set for good; who puts back what was seen here puts the parameter back."""
-        swap = _swaps.get(get_ident())
-        self.own[name] = value if swap is None else swap.parameters.get(id(value), value)
+        self._note(name)
+        self.own[name] = value
 
     def __delitem__(self, name: str) -> None:
+        self._note(name)
         del self.own[name]
+
+    def _note(self, name: str) -> None:
+        """What a call sets in the place of a parameter that it does not see lasts as long as the call."""
+        swap, value = _swaps.get(get_ident()), self.own.get(name)
+        if swap is not None and id(value) in swap.tensors:
+            swap.changed.append((self.own, name, value))
 
     def __contains__(self, name: object) -> bool:
         return name in self.own
@@ -67,43 +76,49 @@ def call_with(
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing() or isinstance(module, REFUSED):
         return functional_call(module, dict(tensors), args, dict(kwargs))
-    values = {name: parameter(module, name) for name in tensors}
-    swap = Swap({id(values[n]): t for n, t in tensors.items()}, {id(t): values[n] for n, t in tensors.items()})
     thread = get_ident()
     before = _swaps.get(thread)
+    outer = {} if before is None else before.tensors
+    swap = Swap({**outer, **{id(parameter(module, name)): tensor for name, tensor in tensors.items()}}, [])
     entered: list[tuple[nn.Module, _Seen]] = []
     try:
-        _enter(module, swap.tensors, entered)
-        _swaps[thread] = swap if before is None else _both(before, swap)
+        _enter(module, swap, entered)
+        _swaps[thread] = swap
         return module(*args, **kwargs)
     finally:
         _set(thread, before)
-        _leave(entered)
+        _leave(swap, entered)
 
 
-def _enter(module: nn.Module, tensors: Mapping[int, Tensor], entered: list[tuple[nn.Module, _Seen]]) -> None:
+def _enter(module: nn.Module, swap: Swap, entered: list[tuple[nn.Module, _Seen]]) -> None:
     """Let each module that has one of these parameters show its own by way of `_Seen`."""
     with _lock:
         for inner in module.modules():
             own: Any = inner._parameters
-            if not tensors.keys().isdisjoint(map(id, own.values())):
-                seen: _Seen = own if type(own) is _Seen else _Seen(own)
-                entered.append((inner, seen))
-                seen.users += 1
-                inner.__dict__["_parameters"] = seen
+            if swap.tensors.keys().isdisjoint(map(id, own.values())):
+                continue
+            if isinstance(inner, torch.jit.ScriptModule):  # runs elsewhere, and sees what is in its own table
+                for name, value in [item for item in own.items() if id(item[1]) in swap.tensors]:
+                    swap.changed.append((own, name, value))
+                    own[name] = swap.tensors[id(value)]
+                continue
+            seen: _Seen = own if type(own) is _Seen else _Seen(own)
+            entered.append((inner, seen))
+            seen.users += 1
+            seen.traced = {name: swap.tensors.get(id(value), value) for name, value in seen.own.items()}
+            inner.__dict__["_parameters"] = seen
 
 
-def _leave(entered: list[tuple[nn.Module, _Seen]]) -> None:
+def _leave(swap: Swap, entered: list[tuple[nn.Module, _Seen]]) -> None:
     """Take that back where this was the last call."""
     with _lock:
+        while swap.changed:
+            own, name, value = swap.changed.pop()
+            own[name] = value
         for inner, seen in entered:
             seen.users -= 1
             if not seen.users and inner.__dict__["_parameters"] is seen:
                 inner.__dict__["_parameters"] = seen.own
-
-
-def _both(outer: Swap, inner: Swap) -> Swap:
-    return Swap(outer.tensors | inner.tensors, outer.parameters | inner.parameters)
 
 
 def _set(thread: int, swap: Swap | None) -> None:

@@ -1,6 +1,7 @@
 """A module around another one that answers for it: its attributes, its items, and its state dict."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,10 @@ class Wrapper(nn.Module):
     def __getitem__(self, key: Any) -> Any:
         """A layer of a wrapped container, as in `model[0]` after `swap_dropout` of a Sequential."""
         return self.module[key]  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Over a wrapped container."""
+        return iter(self.module)  # type: ignore[call-overload, no-any-return]
 
     def __len__(self) -> int:
         """The length of a wrapped container."""

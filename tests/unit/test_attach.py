@@ -268,7 +268,9 @@ def _step(model: nn.Module, call: Any, penalty: float = 0.0) -> None:
 
 def test_a_weight_that_is_used_past_its_mask_is_reported_once() -> None:
     model = mrreg.mask(Reading(), {"layer": 0.5}, k=5)
-    with pytest.warns(mrreg.NoEffectWarning, match=r"'weight' of a Linear \(4, 4\) has no effect.*wrap that") as caught:
+    with pytest.warns(
+        mrreg.NoEffectWarning, match=r"'weight' of a Linear \(4, 4\) has no effect.*wrap that module"
+    ) as caught:
         _step(model, model)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -277,4 +279,10 @@ def test_a_weight_that_is_used_past_its_mask_is_reported_once() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_mask_that_is_called_is_not_reported(compiled: bool) -> None:
     for model in (mrreg.MultirateMask(Reading(), p=0.5, k=5), nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 4)))):
-        _step(model, torch.compile(model, backend="aot_eager") if compiled else model, penalty=0.0 if compiled else 0.1)
+        _step(model, torch.compile(model, backend="aot_eager") if compiled else model, penalty=0.1)
+
+
+def test_training_in_evaluation_mode_is_reported() -> None:
+    model = mrreg.MultirateMask(nn.Linear(4, 4)).eval()
+    with pytest.warns(mrreg.NoEffectWarning, match=r"has no effect.* Use training mode"):
+        _step(model, model)

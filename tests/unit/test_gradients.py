@@ -82,7 +82,17 @@ def _alias(layer: nn.Linear) -> Tensor:
     return layer.weight.grad.data
 
 
-@pytest.mark.parametrize("hand_over", [_shared, _part, _numpy, _expanded, _alias])
+class Labelled(Tensor):
+    """A subclass that adds nothing."""
+
+
+def _subclass(layer: nn.Linear) -> Tensor:
+    gradient = torch.ones(5, 6).as_subclass(Labelled)
+    layer.weight.grad = gradient
+    return gradient
+
+
+@pytest.mark.parametrize("hand_over", [_shared, _part, _numpy, _expanded, _alias, _subclass])
 def test_memory_that_somebody_else_sees_is_not_written_to(hand_over: Callable[[nn.Linear], Tensor]) -> None:
     layer, mask, driver = _masked()
     theirs, before = hand_over(layer), layer.weight.detach().clone()
@@ -133,6 +143,52 @@ def test_a_step_that_fails_gives_the_gradient_back(monkeypatch: pytest.MonkeyPat
     driver.step()
     assert layer.weight.grad is gradient
     assert (gradient == 1).all()
+
+
+def test_after_a_step_that_fails_new_gradients_are_not_replaced_by_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, _mask, driver = _masked()
+    layer.weight.grad = held = torch.ones(5, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["torch.optim.sgd"], "sgd", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            driver.step()
+    driver.zero_grad(set_to_none=False)
+    before = layer.weight.detach().clone()
+    driver.step()
+    assert torch.equal(layer.weight, before)
+    assert (held == 1).all()
+
+
+def test_what_a_step_writes_into_a_copy_stays() -> None:
+    layer, _mask, driver = _masked()
+    layer.weight.grad = held = torch.ones(5, 6)
+
+    def clip(*_: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+
+    driver.register_step_pre_hook(clip)
+    driver.step()
+    torch.testing.assert_close(layer.weight.grad.norm(), torch.tensor(1.0))
+    assert (held == 1).all()
+
+
+def test_a_fused_step_leaves_every_gradient_unscaled() -> None:
+    model = nn.Sequential(MultirateMask(nn.Linear(6, 5), p=0.5, k=3), nn.Linear(5, 2))
+    driver = torch.optim.AdamW(model.parameters(), fused=True)
+    mrreg.attach(driver, model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(torch.ones(1, 6)).sum()).backward()
+    held = [p.grad for p in model.parameters()]
+    scaler.step(driver)
+    assert len(held) == 4
+    assert all(p.grad is not None and p.grad.abs().max() < 10 for p in model.parameters())
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    layer, _mask, driver = _masked()
+    layer.weight.grad = torch.ones(5, 6).to_sparse()
+    with pytest.raises(RuntimeError, match=r"\(5, 6\) has a sparse gradient\..*make it dense"):
+        driver.step()
 
 
 def test_an_optimizer_that_drops_gradients_keeps_them_dropped() -> None:

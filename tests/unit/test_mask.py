@@ -155,6 +155,9 @@ def test_layers_of_a_container_are_reachable() -> None:
     with pytest.raises(TypeError, match=r"'Linear' has no len"):
         len(mrreg.MultirateMask(nn.Linear(3, 2)))
     assert mrreg.MultirateMask(nn.Linear(3, 2))  # as every layer is true
+    named = mrreg.MultirateMask(nn.ModuleDict({"a": nn.Linear(3, 2)}))
+    assert list(named) == ["a"]
+    assert "a" in named
 
 
 def test_attributes_of_the_module_are_set_there() -> None:

@@ -211,7 +211,7 @@ def test_calls_in_several_threads_leave_every_parameter_in_its_place() -> None:
     assert all(type(inner._parameters) is dict for inner in module.modules())
 
 
-def test_what_a_forward_sets_stays_and_a_functional_call_inside_leaves_nothing() -> None:
+def test_what_a_forward_sets_stays_but_not_in_the_place_of_what_it_does_not_see() -> None:
     new = nn.Parameter(torch.ones(4))
 
     def ask(module: Any) -> None:
@@ -220,14 +220,61 @@ def test_what_a_forward_sets_stays_and_a_functional_call_inside_leaves_nothing()
         del module.layer.more
         seen = functional_call(module.layer, {"weight": torch.ones(4, 4)}, (torch.ones(1, 4),))
         assert torch.equal(seen, torch.full((1, 4), 5.0))
+        weight = module.layer.weight
+        del module.layer.weight
+        module.layer.weight = nn.Parameter(weight.detach() + 2)
 
     module = Asked(ask)
     before = module.layer.weight
-    out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (torch.zeros(1, 4),), {})
-    assert torch.equal(out, torch.ones(1, 4))
+    out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (torch.ones(1, 4),), {})
+    assert torch.equal(out, torch.full((1, 4), 9.0))
     assert module.layer.weight is before
     assert module.layer.bias is new
-    assert list(module.layer._parameters) == ["weight", "bias"]
+    assert sorted(module.layer._parameters) == ["bias", "weight"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_scripted_layers_inside_see_the_tensors_too(how: str) -> None:
+    plain, x = nn.Linear(4, 3), torch.randn(2, 4)
+    make: Any = getattr(torch.jit, how)
+    scripted = make(plain) if how == "script" else make(plain, x)
+    module = nn.Sequential(scripted, nn.ReLU())
+    weight = torch.randn(3, 4)
+    out = call_with({"0.weight": weight}, module, (x,), {})
+    assert torch.equal(out, functional_call(nn.Sequential(plain, nn.ReLU()), {"0.weight": weight}, (x,)))
+    assert torch.equal(module(x), plain(x).relu())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's, of any such input
+@pytest.mark.parametrize("where", ["layer", "method"])
+def test_what_is_compiled_inside_a_mask_has_a_graph_for_either_phase(where: str) -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    module = Asked(_nothing)
+    plain = copy.deepcopy(module)
+    if where == "layer":
+        module.layer.compile(backend=backend, fullgraph=True)
+    else:
+        module.forward = torch.compile(module.forward, backend=backend, fullgraph=True)  # type: ignore[method-assign]
+    models = [mrreg.MultirateMask(m, p=0.5, k=3) for m in (module, plain)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        mrreg.attach(optimizer, model)
+    for _ in range(12):
+        x = torch.randn(2, 4)
+        outs = [model(x) for model in models]
+        assert torch.equal(*outs)
+        for out, optimizer in zip(outs, optimizers, strict=True):
+            optimizer.zero_grad()
+            out.square().sum().backward()
+            optimizer.step()
+    assert len(graphs) == 2
 
 
 def test_calls_inside_calls_see_both() -> None:
