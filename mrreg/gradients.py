@@ -6,7 +6,7 @@ come on top of it or in its place.
 
 import functools
 from sys import getrefcount
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,46 +36,35 @@ def _version(value: Tensor) -> int:
 
 def mask_gradient(parameter: Tensor, bits: Tensor, own: Substitute) -> Lent | None:
     """Set the slow entries of a gradient to zero: in place where it is autograd's, else in a copy."""
-    if parameter.grad is None:
+    grad = parameter.grad
+    if grad is None:
         return None
-    if parameter.grad.layout is not torch.strided:
+    if grad.layout is not torch.strided:
         problem = f"a masked weight {tuple(parameter.shape)} has a sparse gradient"
         raise wrong_moment("attach", problem, "Single entries of it cannot be held: make it dense.")
-    in_place = is_sharded(parameter.grad) or _is_nobody_elses(parameter, own)  # before it has a name here
-    grad = parameter.grad
-    if in_place:
+    if _holders(grad, own) == _nobody() or is_sharded(grad):
         here = as_bits(local(grad))
-        here.bitwise_and_(bits.to(here.dtype))
+        here.bitwise_and_(bits if bits.dtype == here.dtype else bits.to(here.dtype))
         return None
     copy = fill(own.gradients, grad.detach(), bits.to(bits_dtype(grad)), 1.0)
     parameter.grad = copy
     return Lent(parameter, grad, copy, _version(copy))
 
 
-def _is_nobody_elses(parameter: Any, own: Substitute) -> bool:
-    """Whether a parameter alone holds its gradient, and the gradient, or a workspace that made it, alone the memory.
+def _holders(grad: Tensor, own: Substitute) -> tuple[int, int, int, bool]:
+    """Who holds a gradient, in torch and in Python, and its memory, apart from our own; and whether that is torch's.
 
-    So it is with those that autograd made. One that a user handed over has a name, is a neighbour's too, or NumPy's.
+    What a user has handed over has a name, or is a neighbour's too, or a part of something, or NumPy's.
     """
-    expected = _alone()
-    return _held(parameter) == expected[0] and (own.has_lent(parameter.grad) or _memory(parameter) == expected[1])
+    storage = grad.untyped_storage()
+    users = torch._C._storage_Use_Count(storage._cdata) - own.has_made(grad)
+    return grad._use_count(), getrefcount(grad), users, storage.resizable()  # type: ignore[attr-defined]
 
 
 @functools.cache
-def _alone() -> tuple[object, object]:
-    """What is counted for a gradient that only its parameter holds."""
-    leaf = torch.zeros(1, device="cpu", requires_grad=True)
-    leaf.grad = torch.zeros(1, device="cpu")
-    return _held(leaf), _memory(leaf)
-
-
-def _held(parameter: Any) -> tuple[int, int]:
-    """How often a gradient is held: in torch and in Python."""
+def _nobody() -> tuple[int, int, int, bool]:
+    """What is counted where nobody but the parameter holds its gradient, as autograd has made it."""
+    parameter = torch.zeros(1, device="cpu", requires_grad=True)
+    parameter.grad = torch.zeros(1, device="cpu")
     grad = parameter.grad
-    return grad._use_count(), getrefcount(grad)
-
-
-def _memory(parameter: Any) -> tuple[int, int, bool]:
-    """How often a gradient's memory is held, by tensors and in Python, and whether it is torch's own."""
-    storage = parameter.grad.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), getrefcount(storage), storage.resizable()
+    return _holders(grad, Substitute())

@@ -20,7 +20,7 @@ class Workspace:
         self._own = torch.empty(0)
         self._asked: object = None  # what the memory was made for
         self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
-        self._address = 0  # another one once it is resized, or moved to where other processes see it
+        self.address = 0  # another one once it is resized, or moved to where other processes see it
         self._idle = 0, 0  # its users when it is only here
 
     def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -37,18 +37,12 @@ class Workspace:
             if type(fresh) is not Tensor:  # one without data, of a dry run, is of no use later
                 return fresh
             self._own, self._asked, self._thread = fresh, asked, get_ident()
-            self._storage, self._address = fresh.untyped_storage(), fresh.data_ptr()
+            self._storage, self.address = fresh.untyped_storage(), fresh.data_ptr()
             self._idle = self._users()
         return self._own.detach()
 
-    def is_lent_once(self, value: Tensor) -> bool:
-        """Whether a tensor lies in this memory, and no other one outside."""
-        if not self._address or value.data_ptr() != self._address:
-            return False
-        return self._users() == (self._idle[0] + 1, self._idle[1])
-
     def _is_free(self) -> bool:
-        return self._own.data_ptr() == self._address and self._users() == self._idle
+        return self._own.data_ptr() == self.address and self._users() == self._idle
 
     def _users(self) -> tuple[int, int]:
         """How many tensors, in Python, in graphs or as gradients, share this memory, and how many hold its storage."""
