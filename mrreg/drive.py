@@ -160,8 +160,8 @@ class Driver:
             p, keeper, bits, decayed = self.pending.pop()
             keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
             del bits  # its memory is free for the next draw
-        if getattr(optimizer, "grad_scale", None) is not None:
-            self.lent.clear()  # a fused step has unscaled them, the copies too
+        for lent in self.lent if getattr(optimizer, "grad_scale", None) is not None else ():
+            lent.take_over()  # a fused step has unscaled them, which no version tells
         self._give_back()
         if _is_step(optimizer):
             first = optimizer.param_groups[0]

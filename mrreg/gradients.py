@@ -4,7 +4,6 @@ The backward pass of a mask has done so already, but penalties, noise, or a grad
 come on top of it or in its place.
 """
 
-import functools
 from sys import getrefcount
 from typing import NamedTuple
 
@@ -25,9 +24,18 @@ class Lent(NamedTuple):
     version: int
 
     def give_back(self) -> None:
-        """Put the gradient back, unless somebody has set or written another one meanwhile."""
-        if self.parameter.grad is self.copy and _version(self.copy) == self.version:
+        """Put the gradient back, unless another one has been set, with what somebody else wrote into the copy."""
+        if self.parameter.grad is self.copy and (_version(self.copy) == self.version or self.take_over()):
             self.parameter.grad = self.gradient
+
+    def take_over(self) -> bool:
+        """Let the gradient have what the copy has, if it can be written to."""
+        try:
+            with torch.no_grad():
+                self.gradient.copy_(self.copy)
+        except RuntimeError:  # one number that is expanded, or made in inference mode
+            return False
+        return True
 
 
 def _version(value: Tensor) -> int:
@@ -42,7 +50,7 @@ def mask_gradient(parameter: Tensor, bits: Tensor, own: Substitute) -> Lent | No
     if grad.layout is not torch.strided:
         problem = f"a masked weight {tuple(parameter.shape)} has a sparse gradient"
         raise wrong_moment("attach", problem, "Single entries of it cannot be held: make it dense.")
-    if _holders(grad, own) == _nobody() or is_sharded(grad):
+    if _holders(grad, own) == NOBODY or is_sharded(grad):
         here = as_bits(local(grad))
         here.bitwise_and_(bits if bits.dtype == here.dtype else bits.to(here.dtype))
         return None
@@ -61,10 +69,12 @@ def _holders(grad: Tensor, own: Substitute) -> tuple[int, int, int, bool]:
     return grad._use_count(), getrefcount(grad), users, storage.resizable()  # type: ignore[attr-defined]
 
 
-@functools.cache
-def _nobody() -> tuple[int, int, int, bool]:
-    """What is counted where nobody but the parameter holds its gradient, as autograd has made it."""
+def _held_by_its_parameter_alone() -> tuple[int, int, int, bool]:
+    """What is counted for a gradient as autograd leaves it."""
     parameter = torch.zeros(1, device="cpu", requires_grad=True)
     parameter.grad = torch.zeros(1, device="cpu")
     grad = parameter.grad
     return _holders(grad, Substitute())
+
+
+NOBODY = _held_by_its_parameter_alone()  # not at the first step: a debugger may hold more
