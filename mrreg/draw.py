@@ -14,6 +14,7 @@ BLOCK = 1 << 20  # entries that are drawn at once
 PLACES, APART = 1 << 18, 4  # where in the table they may begin: compilers for GPUs copy what is not at 16 bytes
 STEP = 0x5BD1E995  # neighbouring counters differ by this
 WORD = (1 << 64) - 1
+SMALL = 1 << 16  # entries that take as long to draw as a few
 RECENT = 4  # shares of slow entries whose bits are kept
 
 Key = tuple[int, int, int]  # seed, index of the parameter, cycle
@@ -123,7 +124,7 @@ def ready_bits(value: Tensor, key: Key, p: float, dtype: torch.dtype) -> Tensor 
     known = _recent[share] = _recent.pop(share, _Share())
     for oldest in list(_recent)[:-RECENT]:
         _recent.pop(oldest, None)
-    known.drawn += value.numel()
+    known.drawn += max(value.numel(), SMALL)
     if known.bits is None and known.drawn > BLOCK + PLACES * APART:
         table = _table(value)
         known.bits = _compare(table, share[0], torch.empty_like(table, dtype=dtype))

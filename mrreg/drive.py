@@ -126,7 +126,7 @@ class Driver:
     def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
         """Before a step, for one parameter; `late` says whether its gradient may still change."""
         path, bits = path_of(optimizer, group), mask._bits[name]
-        if mask._on and not mask._ran.masked:
+        if mask._on and not mask._ran.masked and not late:  # else this is still the gradient of the last step
             _warn_unread(mask, name, p, bits)
         if mask._on and (lent := mask_gradient(p, bits, mask._own[name])):
             self.lent.append(lent)

@@ -283,6 +283,24 @@ def test_a_mask_that_is_called_is_not_reported(compiled: bool) -> None:
         _step(model, torch.compile(model, backend="aot_eager") if compiled else model, penalty=0.1)
 
 
+def test_a_gradient_that_a_closure_has_not_renewed_is_not_reported() -> None:
+    model = mrreg.MultirateMask(nn.Linear(4, 4), p=0.5, k=2)
+    optimizer = _sgd(model)
+    mrreg.attach(optimizer, model)
+    for group in optimizer.param_groups:
+        group["mask_clock"] = 1
+    optimizer.load_state_dict(optimizer.state_dict())  # as a resume before a joint step
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        return loss.item()
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
 def test_training_in_evaluation_mode_is_reported() -> None:
     model = mrreg.MultirateMask(nn.Linear(4, 4)).eval()
     with pytest.warns(mrreg.NoEffectWarning, match=r"has no effect.* Use training mode"):

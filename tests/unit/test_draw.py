@@ -140,6 +140,12 @@ def test_bits_that_are_ready_are_those_that_are_drawn(
     assert drawn == [False, False, False, True, True, True]  # when as many have been drawn as are made at once
 
 
+def test_small_masks_are_ready_before_they_have_filled_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrreg.draw._recent", {})
+    ready = [ready_bits(torch.empty(10), (0, 0, cycle), 0.5, torch.int32) is not None for cycle in range(40)]
+    assert ready == [False] * 32 + [True] * 8
+
+
 def test_a_p_that_changes_at_every_cycle_makes_nothing_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     recent: dict[Any, Any] = {}
     monkeypatch.setattr("mrreg.draw._recent", recent)
