@@ -17,44 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torchvision.models import resnet34, resnet50
 
 import mrreg
 from benchmarks.harness import Benchmark, Context, Run
 from benchmarks.records import Record, Result
 from benchmarks.sections import Claim, Row, Section, Values, metric
+from benchmarks.speed_finetune_networks import CLASSES, NETWORKS, Case
 from mrreg.measure import clock
 
 LR = 1e-6  # so small that many steps on one batch leave ordinary numbers ordinary
 MOMENTUM = 0.9
-CLASSES = 10
 KS = (2, 5, 10)
 HAND = 0.97  # of the hand-written loop's speed, at least
 WITHIN = 0.1  # of the measured speed-up, the prediction
 TARGET = 2.0  # ResNet-34, float32, k = 5
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, its batch, and the precision of its forward.
-
-    Args:
-        network: One of `NETWORKS`.
-        batch: Examples a step.
-        size: Pixels along a side, or tokens.
-        precision: "fp32", or "bf16" for autocast.
-        target: The speed-up at k = 5 that the library promises; None promises nothing.
-    """
-
-    network: str
-    batch: int
-    size: int
-    precision: str = "fp32"
-    target: float | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.network}, {self.precision}, batch {self.batch}, size {self.size}"
 
 
 @dataclass(frozen=True)
@@ -65,43 +41,6 @@ class SpeedConfig:
     cases: tuple[Case, ...]
     hand: tuple[int, ...] = KS
 
-
-@dataclass(frozen=True)
-class Network:
-    """How it is built, which modules are its head, and a batch of its inputs."""
-
-    build: Callable[[], nn.Module]
-    head: tuple[str, ...]
-    batch: Callable[[Case], Tensor]
-
-
-def _resnet(build: Callable[..., nn.Module]) -> nn.Module:
-    return build(num_classes=CLASSES).to(memory_format=torch.channels_last)
-
-
-def _images(case: Case) -> Tensor:
-    return torch.randn(case.batch, 3, case.size, case.size).contiguous(memory_format=torch.channels_last)
-
-
-def _encoder(**sizes: Any) -> nn.Module:
-    """An encoder for classification as transformers builds it; its default sizes are DistilBERT's."""
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification
-
-    return DistilBertForSequenceClassification(DistilBertConfig(**{"num_labels": CLASSES} | sizes))
-
-
-def _tokens(case: Case) -> Tensor:
-    return torch.randint(64, (case.batch, case.size))
-
-
-HEAD = ("pre_classifier", "classifier")
-SMALL = {"n_layers": 2, "dim": 16, "hidden_dim": 32, "n_heads": 2, "vocab_size": 64}
-NETWORKS = {
-    "ResNet-34": Network(partial(_resnet, resnet34), ("fc",), _images),
-    "ResNet-50": Network(partial(_resnet, resnet50), ("fc",), _images),
-    "DistilBERT-sized encoder": Network(_encoder, HEAD, _tokens),
-    "tiny encoder": Network(partial(_encoder, **SMALL), HEAD, _tokens),
-}
 
 CPU = (
     Case("ResNet-34", 32, 64, target=TARGET),
