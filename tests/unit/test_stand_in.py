@@ -290,3 +290,15 @@ def test_calls_inside_calls_see_both() -> None:
     out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (x,), {})
     assert torch.equal(out, torch.ones(1, 4))
     assert type(inner._parameters) is dict
+
+
+def test_a_mask_loaded_during_its_forward_has_what_was_loaded() -> None:
+    def ask(module: Any) -> None:
+        module.ask = _nothing
+        mask.load_state_dict({"layer.weight": torch.ones(4, 4), "layer.bias": torch.ones(4)})
+
+    mask = mrreg.MultirateMask(Asked(ask), p=0.5, k=3)
+    optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
+    mrreg.attach(optimizer, mask)
+    mask(torch.zeros(1, 4))
+    assert all((p == 1).all() for p in mask.parameters())
