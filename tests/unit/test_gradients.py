@@ -214,3 +214,13 @@ def test_an_optimizer_that_drops_gradients_keeps_them_dropped() -> None:
     driver.step()
     assert (gradient == 1).all()
     assert layer.weight.grad is None
+
+
+def test_a_gradient_without_a_name_that_is_a_neighbours_too() -> None:
+    layer, _mask, driver = _masked()
+    neighbour = nn.Parameter(torch.zeros(5, 6))
+    layer.weight.grad = torch.ones(5, 6)
+    neighbour.grad = layer.weight.grad
+    driver.step()
+    assert neighbour.grad is not None
+    assert (neighbour.grad == 1).all()
