@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from benchmarks import harness, records
-from benchmarks.errors import UserError
-from benchmarks.paper import ITEMS
-from benchmarks.registry import REGISTERED
-from benchmarks.suite import run_all
+from benchmarks.core import records
+from benchmarks.core import runner as harness
+from benchmarks.core.errors import UserError
+from benchmarks.core.registry import REGISTERED
+from benchmarks.core.suite import run_all
+from benchmarks.report.paper import ITEMS
 
 RESULTS = Path(__file__).parent / "results"
 SMOKE = Path("runs")
@@ -70,7 +71,7 @@ def report_(
     readme: Annotated[bool, typer.Option("--readme", help="Also put the summary table into README.md.")] = False,
 ) -> None:
     """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
-    from benchmarks import report  # matplotlib takes a second, which no other command needs
+    from benchmarks.report import pages as report
 
     found = records.load_all(records_in)
     if unknown := sorted({record.benchmark for record in found} - REGISTERED.keys()):
@@ -92,7 +93,7 @@ def demo_(
     preset: Annotated[str, typer.Option(help="demo, or smoke for seconds.")] = "demo",
 ) -> None:
     """Masks beside SGD and dropout on real digits that ship with scikit-learn; at most three minutes, no download."""
-    from benchmarks import demo  # scikit-learn takes a second, which no other command needs
+    from benchmarks.experiments import demo
 
     demo.run(out, preset)
 

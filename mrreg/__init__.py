@@ -9,18 +9,19 @@ References:
 """
 
 from mrreg import theory
-from mrreg.attach import attach
-from mrreg.audit import Audit, audit
-from mrreg.convert import mask, unwrap
-from mrreg.dropout import swap_dropout
+from mrreg.auditing.run import Audit, audit
+from mrreg.convert.dropout import swap_dropout
+from mrreg.convert.wrap import mask, unwrap
 from mrreg.errors import NoEffectWarning
-from mrreg.forms import MultirateAdamW, MultirateSGD
-from mrreg.langevin import LangevinSGD
-from mrreg.mask import MultirateMask
-from mrreg.norm import batch_norm
-from mrreg.optim import Multirate
-from mrreg.schedule import PeriodScheduler
-from mrreg.split import biases, split
+from mrreg.masks.attachment import attach
+from mrreg.masks.module import MultirateMask
+from mrreg.optim.adamw import MultirateAdamW
+from mrreg.optim.bn_statistics import batch_norm
+from mrreg.optim.langevin import LangevinSGD
+from mrreg.optim.multirate import Multirate
+from mrreg.optim.param_groups import biases, split
+from mrreg.optim.period_scheduler import PeriodScheduler
+from mrreg.optim.sgd import MultirateSGD
 
 __version__ = "0.1.0"
 

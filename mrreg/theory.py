@@ -15,8 +15,7 @@ with h like the noise term of SGD: with a small enough step size they reach any 
 import math
 from collections.abc import Iterable
 
-from mrreg.checks import number, whole
-from mrreg.errors import bad
+from mrreg.errors import bad, number, whole
 
 
 def expected_speedup(layers: float, fast_layers: float, k: int) -> float:

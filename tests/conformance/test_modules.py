@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mask_cases import slow_entries
+from helpers.masks import slow_entries
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.testing._internal.common_modules import module_db

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from optim_cases import Net, network, same, train
+from helpers.optimizers import Net, network, same, train
 from torch import Tensor
 from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_db
 

@@ -23,7 +23,7 @@ def test_its_tests_pass() -> None:
     if not folder:
         pytest.skip("MRREG_PYTORCH_OPTIMIZER does not name its unpacked source distribution")
     chosen = " and not ".join(["mrreg_", *LEFT_OUT])
-    options = ["-q", "-p", "registered_optimizers", "-p", "no:cacheprovider", "-o", "addopts="]
+    options = ["-q", "-p", "helpers.pytorch_optimizer_plugin", "-p", "no:cacheprovider", "-o", "addopts="]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, "-k", chosen, "tests"],
         cwd=folder,

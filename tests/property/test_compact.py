@@ -1,12 +1,12 @@
 """Compact masked steps equal masked weights for any shape, share, structure, dtype, with and without bias."""
 
 import torch
-from compact_oracle import gradients, masked_call, units_of
+from helpers.compact_oracle import gradients, masked_call, units_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from mrreg import compact
+from mrreg.masks import compact_forward as compact
 
 SIZE = st.integers(1, 9)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.optimizers import Make, adamw, hybrid, network, same, sgd, train
 from hypothesis import given
 from hypothesis import strategies as st
-from optim_cases import Make, adamw, hybrid, network, same, sgd, train
 from torch.optim import Optimizer
 
 JUNK: list[Any] = [None, "x", -1, 2.5, float("nan"), 10**9, [], {}, (), True, torch.zeros(3), torch.zeros(7, 5)]

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.masks import held_bits, slow_entries
 from hypothesis import given
 from hypothesis import strategies as st
-from mask_cases import held_bits, slow_entries
 from torch import Tensor, nn
 
 import mrreg
-from mrreg.substitute import as_bits
+from mrreg.masks.masked_tensor import as_bits
 
 Layer = tuple[Callable[[], nn.Module], tuple[int, ...]]
 LAYERS: list[Layer] = [

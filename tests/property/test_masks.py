@@ -4,9 +4,9 @@ import copy
 from typing import Any
 
 import torch
+from helpers.masks import held_bits, masks, same_bits, slow_entries, train_step
 from hypothesis import given
 from hypothesis import strategies as st
-from mask_cases import held_bits, masks, same_bits, slow_entries, train_step
 from torch import nn
 
 import mrreg

@@ -6,9 +6,9 @@ from operator import mul
 from typing import Any
 
 import torch
+from helpers.optimizers import OTHERS, TORCH, Base, network, same, train
 from hypothesis import given
 from hypothesis import strategies as st
-from optim_cases import OTHERS, TORCH, Base, network, same, train
 from torch.nn import Parameter
 
 import mrreg

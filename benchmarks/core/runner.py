@@ -1,0 +1,190 @@
+"""What every benchmark shares: a list of runs, executed one by one, each kept in the record as soon as it is done."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.core import records
+from benchmarks.core.errors import UserError
+from benchmarks.core.records import Config, Record, Result
+from benchmarks.core.sections import Section
+from benchmarks.core.timing import synchronize
+
+C = TypeVar("C", bound=Config)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method with one seed, or with several seeds that are computed as one batch.
+
+    Args:
+        method: The name under which the results are found again; unique with the seeds.
+        seeds: One seed, or those of the batch.
+        options: What `execute` needs to know; not kept in the record, since it follows from the configuration.
+    """
+
+    method: str
+    seeds: tuple[int, ...] = (0,)
+    options: Any = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.method} | seed {','.join(map(str, self.seeds))}"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `execute` gets beside its configuration and its run.
+
+    `record` holds all results so far: a run may choose its settings by what earlier runs (a search) found.
+    """
+
+    device: torch.device
+    data_dir: Path | None
+    record: Record
+
+    def track(self, items: Iterable[T], what: str) -> Iterable[T]:
+        """The items, with a progress bar inside the one over runs (on a terminal only)."""
+        bar: Iterable[T] = tqdm(items, desc=what, leave=False, disable=None)
+        return bar
+
+
+@dataclass(frozen=True)
+class Benchmark(Generic[C]):
+    """A benchmark is data: configurations, the runs that follow from one, and how one run is executed.
+
+    Args:
+        name: As on the command line.
+        presets: Configurations by name: smoke, cpu, gpu, paper (those that make sense).
+        runs: The runs of a configuration, in the order in which they are worth having. Seeds go in the outer loop,
+            so that a run cut short has compared every method on the same seeds.
+        execute: Executes one run; returns one result for each of its seeds. Depends on nothing but its arguments:
+            global random state is seeded inside.
+        sections: What the report shows of it, one a table or figure of the paper.
+    """
+
+    name: str
+    presets: Mapping[str, C]
+    runs: Callable[[C], Sequence[Run]]
+    execute: Callable[[C, Run, Context], Sequence[Result]]
+    sections: tuple[Section, ...] = ()
+
+    def config(self, preset: str, seeds: int | None = None) -> C:
+        """The configuration of a preset, with another number of seeds if one is given."""
+        if preset not in self.presets:
+            raise UserError(f"{self.name}: preset must be one of {', '.join(self.presets)}, got {preset!r}.")
+        config = self.presets[preset]
+        return config if seeds is None else replace(config, seeds=seeds)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a benchmark got."""
+
+    path: Path
+    added: int
+    finished: int
+    total: int
+
+
+def run(
+    benchmark: Benchmark[C],
+    preset: str,
+    out: Path,
+    *,
+    seeds: int | None = None,
+    device: str = "cpu",
+    data_dir: Path | None = None,
+    deadline: float | None = None,
+    fresh: bool = False,
+) -> Outcome:
+    """Execute all runs that the record in `out` does not have yet, and write it after each.
+
+    Args:
+        benchmark: What to run.
+        preset: The name of its configuration.
+        out: The folder of the record.
+        seeds: How many seeds, if not as many as the preset has.
+        device: As torch spells it.
+        data_dir: Where real data are.
+        deadline: A moment of `time.monotonic()`; a run that would probably end after it is not begun.
+        fresh: Begin anew even if the record could be continued.
+    """
+    config = benchmark.config(preset, seeds)
+    where = usable_device(device)
+    path = records.path_of(usable_folder(out), benchmark.name, preset)
+    record = records.new(benchmark.name, preset, config, where)
+    todo = list(benchmark.runs(config))
+    record.total = len(todo)
+    if path.exists() and not fresh:
+        _continue(record, path)
+    context = Context(where, data_dir, record)
+    missing = [each for each in todo if each.key not in record.runs]
+    added = 0
+    for each in tqdm(missing, desc=f"{benchmark.name} {preset}", disable=None):
+        if deadline is not None and time.monotonic() + _expected_seconds(record, each) > deadline:
+            tqdm.write(f"{benchmark.name} {preset}: stopped at its share of the budget")
+            break
+        _execute(benchmark, config, each, context)
+        record.save(path)
+        added += 1
+        tqdm.write(f"{benchmark.name} {preset}: {each.key}: {record.runs[each.key]['seconds']:.1f} s")
+    return Outcome(path, added, len(todo) - len(missing) + added, len(todo))
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of that name, or a line that says why there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"device must be one that torch knows, got {name!r}.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device must be at hand, got {name!r}: torch sees no CUDA device here.")
+    return device
+
+
+def usable_folder(out: Path) -> Path:
+    """The folder, made if need be; that it cannot be written is said before hours of work, not after."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"out must be a folder that can be made, got {str(out)!r}: {error.strerror}.") from error
+    if not os.access(out, os.W_OK):
+        raise UserError(f"out must be a folder that can be written, got {str(out)!r}.")
+    return out
+
+
+def _execute(benchmark: Benchmark[C], config: C, each: Run, context: Context) -> None:
+    synchronize(context.device)
+    start = time.perf_counter()
+    results = list(benchmark.execute(config, each, context))
+    synchronize(context.device)
+    seconds = time.perf_counter() - start
+    if len(results) != len(each.seeds):
+        raise ValueError(f"{each.key}: execute must return one result a seed, got {len(results)}.")
+    context.record.add(each.key, each.method, each.seeds, seconds, results)
+
+
+def _continue(record: Record, path: Path) -> None:
+    """Take over the finished runs of an older record, or put it aside where it was made with other settings."""
+    old = records.load(path)
+    if difference := record.differs(old):
+        aside = path.with_name(f"{path.name}.bak")
+        path.replace(aside)
+        tqdm.write(f"{path}: begun anew ({difference}); the older record is now {aside.name}")
+        return
+    record.runs.update(old.runs)
+    tqdm.write(f"{path}: continued, {len(old.runs)} runs are in it already (move it away to measure them again)")
+
+
+def _expected_seconds(record: Record, each: Run) -> float:
+    """The longest run of this method so far, else of any method; 0 if nothing is known."""
+    same = [done["seconds"] for done in record.runs.values() if done["method"] == each.method]
+    return max(same or [done["seconds"] for done in record.runs.values()], default=0.0)

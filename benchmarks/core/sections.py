@@ -1,0 +1,129 @@
+"""What a report shows of a record, said as data: one section for each table or figure of the paper."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from benchmarks.core import stats
+from benchmarks.core.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Values = Callable[[Record], Sequence[float]]
+"""How the numbers behind one row or claim come out of a record, one number a seed (or repeat)."""
+
+
+def metric(method: str, name: str) -> Values:
+    """A number of a method's results, one a seed."""
+    return lambda record: list(record.numbers(method, name).values())
+
+
+def gain(method: str, over: str, name: str) -> Values:
+    """How much larger a number is with `method` than with `over`, paired by seed."""
+    return lambda record: stats.paired(record.numbers(method, name), record.numbers(over, name))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A number of the paper: its mean, and smallest and largest where the paper gives them."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: what it is called, how ours is computed, what the paper has."""
+
+    label: str
+    values: Values
+    paper: Paper | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that holds where the whole 95 % interval of `values` lies above `above`.
+
+    "A is better than B" is `Claim("...", gain("A", "B", "accuracy"))`; where less is better, the other way round; "no
+    worse by more than half a point" has above=-0.5.
+    """
+
+    text: str
+    values: Values
+    above: float = 0.0
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A plot of lists of numbers: a line (mean of the seeds) and a band (smallest to largest) for each method.
+
+    Args:
+        methods: Name in the legend -> method in the record.
+        metric: The name of the lists in the results.
+        xlabel: What the horizontal axis is.
+        ylabel: What the vertical axis is.
+        x: The name of the lists of horizontal coordinates (seconds), averaged over seeds; None counts 1, 2, 3.
+        references: The paper's numbers, drawn as dashed lines: name in the legend -> number.
+        ylim: What part of the vertical axis is worth showing, if not all.
+    """
+
+    methods: Mapping[str, str]
+    metric: str
+    xlabel: str
+    ylabel: str
+    x: str | None = None
+    references: Mapping[str, float] = field(default_factory=dict)
+    ylim: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A plot of the section's rows: our mean, its 95 % interval, each seed as a dot, the paper's number beside it."""
+
+    ylabel: str
+    ylim: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Any other plot: `draw` fills an empty figure, and returns False where the record has nothing to draw."""
+
+    title: str
+    draw: "Callable[[Record, Figure], bool]"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table or figure.
+
+    Args:
+        item: Which one of `benchmarks.paper.ITEMS`; empty for what goes beyond the paper.
+        title: What it shows.
+        unit: Of the numbers in the rows ("%", "s", "").
+        digits: How many decimals of them are shown.
+        center: What is compared with the paper; seconds and their ratios want the median.
+        rows: The table.
+        claims: What the paper (or this project) says of it, for the code to check.
+        plots: What one would show in a talk.
+        tolerance: How far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers.
+        full: Presets that are as large as the paper's setting; others are "smaller scale".
+        presets: Presets whose records it shows, where not every preset has what it needs; None shows all.
+        note: Where our setting differs from the paper's, or what the paper leaves open.
+        facts: Sentences computed from the record, such as what a search chose.
+    """
+
+    item: str
+    title: str
+    unit: str = ""
+    digits: int = 2
+    center: Literal["mean", "median"] = "mean"
+    rows: tuple[Row, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    plots: tuple[Curves | Bars | Drawing, ...] = ()
+    tolerance: float | None = None
+    full: frozenset[str] = frozenset({"gpu", "paper"})
+    presets: frozenset[str] | None = None
+    note: str = ""
+    facts: Callable[[Record], Sequence[str]] = lambda record: ()

@@ -1,0 +1,75 @@
+"""Handwritten digits as rows of pixels between 0 and 1: MNIST, or the small ones that come with scikit-learn."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from benchmarks.data.locate import locate
+
+FILES = tuple(
+    f"MNIST/raw/{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+)
+MEAN, STD = 0.1307, 0.3081  # of the pixels of MNIST's training images
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Training and test images, (n, pixels), with their labels; each seed trains on its own `draw` of the first."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    draw: int | None = None
+
+    def examples(self, seed: int) -> Tensor:
+        """Which training images a seed uses, in random order: `draw` of them, or all."""
+        return torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed))[: self.draw]
+
+    def to(self, device: torch.device) -> Self:
+        return replace(self, **{name: getattr(self, name).to(device) for name in ("x", "y", "test_x", "test_y")})
+
+    def standardized(self) -> Self:
+        """The same with MNIST's mean and standard deviation taken out of the pixels."""
+        return replace(self, x=(self.x - MEAN) / STD, test_x=(self.test_x - MEAN) / STD)
+
+    def validation(self, size: int) -> Self:
+        """The same with the last training images in the place of the test images, which are then not seen at all."""
+        return replace(self.without_last(size), test_x=self.x[-size:], test_y=self.y[-size:])
+
+    def without_last(self, size: int) -> Self:
+        """The same without the last training images, kept for validation."""
+        return replace(self, x=self.x[:-size], y=self.y[:-size])
+
+
+@cache
+def load(name: Literal["mnist", "digits"], folder: Path | None) -> Digits:
+    """The data set of that name; `folder` holds MNIST/raw, as torchvision lays it out."""
+    return _mnist(folder) if name == "mnist" else _digits()
+
+
+def _mnist(folder: Path | None) -> Digits:
+    from torchvision.datasets import MNIST  # not needed for scikit-learn's digits
+
+    root = locate("MNIST", FILES, folder, lambda root: MNIST(str(root), download=True))
+    train, test = (MNIST(str(root), train=part) for part in (True, False))
+    return Digits(_rows(train.data), train.targets, _rows(test.data), test.targets)
+
+
+def _rows(images: Tensor) -> Tensor:
+    return images.flatten(1).float() / 255
+
+
+def _digits() -> Digits:
+    """1,797 images of 8 x 8 pixels; every third is a test image."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x, y = torch.from_numpy(bunch.data).float() / 16, torch.from_numpy(bunch.target).long()
+    test = torch.arange(len(y)) % 3 == 2
+    return Digits(x[~test], y[~test], x[test], y[test])

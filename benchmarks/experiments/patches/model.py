@@ -1,0 +1,134 @@
+"""A WideResNet, and two copies of it that learn on two time scales and are merged.
+
+The paper says of its scheme on patch-augmented CIFAR-10: "we partitioned a composite network system into two parts,
+where each subnetwork was trained on a different timescale. The weights sampled from both parts were averaged and merged
+every k steps". We read: two copies F and S of one network, the parts of Algorithm 1; with h = h_F and k h = h_S,
+
+- at every step t:       p_F <- mu p_F + grad L(F) + w F,    F <- F - h p_F;
+- at t = 0, k, 2k, ...:  p_S <- mu p_S + grad L(S) + w S     on the same mini-batch;
+- at every step:         S <- S - h p_S, in all k h = h_S along one gradient;
+- after k steps:         F, S <- (F + S) / 2. Each keeps its own momentum.
+
+The merged network is the result. Another reading (`each_step`) lets both copies learn at every step, S with h_S itself;
+it takes two gradients a step.
+"""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
+
+import mrreg
+from benchmarks.data.cifar import CLASSES
+
+STEM = 16  # channels of the first layer, whatever the width factor
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions, each after batch normalization and ReLU, beside a shortcut (Zagoruyko, Komodakis 2016)."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(before), nn.BatchNorm2d(after)
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        same = before == after and stride == 1
+        self.shortcut = None if same else nn.Conv2d(before, after, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = F.relu(self.norm1(x))
+        around = x if self.shortcut is None else self.shortcut(active)
+        out: Tensor = around + self.conv2(F.relu(self.norm2(self.conv1(active))))
+        return out
+
+
+def wide_resnet(depth: int, width: int) -> nn.Sequential:
+    """WideResNet-`depth`-`width` for images of at least 4x4 pixels; depth is 6 n + 4."""
+    channels = STEM
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, 1, 1, bias=False)]
+    for stage in range(3):
+        for number in range((depth - 4) // 6):
+            after = STEM * width * 2**stage
+            layers.append(Block(channels, after, 2 if stage and not number else 1))
+            channels = after
+    head = (
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(channels, len(CLASSES)),
+    )
+    net = nn.Sequential(*layers, *head)
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
+
+
+class Single:
+    """One network and one step size."""
+
+    def __init__(self, net: nn.Module, lr: float, momentum: float, weight_decay: float) -> None:
+        self.net = net
+        self.optimizer = SGD(net.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.net(x), y)
+
+    def step(self, loss: Tensor) -> None:
+        """Backward pass and update; `loss` is that of `loss`."""
+        _update(self.optimizer, loss)
+
+
+class Composite:
+    """Two copies of a network, merged every k steps; `net` is the fast one, and after every k-th step the merged one.
+
+    Args:
+        net: The network; its copy is made here.
+        lr: h_F; h_S is k times that.
+        k: Steps from merge to merge.
+        momentum: Of both copies.
+        weight_decay: Of both copies.
+        each_step: Whether the slow copy takes a step of h_S at every step instead of one every k steps.
+    """
+
+    def __init__(
+        self, net: nn.Module, lr: float, k: int, momentum: float, weight_decay: float, *, each_step: bool = False
+    ) -> None:
+        self.net, self.slow, self.k = net, deepcopy(net), k
+        self.period = 1 if each_step else k
+        self.done = 0
+        fast, slow = list(net.parameters()), list(self.slow.parameters())
+        if each_step:
+            groups = [{"params": fast, "lr": lr}, {"params": slow, "lr": k * lr}]
+            self.optimizer: Optimizer = SGD(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        else:
+            self.optimizer = mrreg.MultirateSGD(
+                [*fast, *slow], lr=lr, k=k, fast=fast, momentum=momentum, weight_decay=weight_decay
+            )
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The sum of the losses of those copies that take a gradient at this step."""
+        loss = F.cross_entropy(self.net(x), y)
+        return loss + F.cross_entropy(self.slow(x), y) if self.done % self.period == 0 else loss
+
+    def step(self, loss: Tensor) -> None:
+        """Backward pass and update; at the end of a cycle the merge."""
+        _update(self.optimizer, loss)
+        self.done += 1
+        if self.done % self.k == 0:
+            self._merge()
+
+    @torch.no_grad()
+    def _merge(self) -> None:
+        for fast, slow in zip(self.net.parameters(), self.slow.parameters(), strict=True):
+            slow.add_(fast).div_(2)
+            fast.copy_(slow)
+
+
+def _update(optimizer: Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

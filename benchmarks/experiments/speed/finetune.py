@@ -1,0 +1,259 @@
+"""How much faster fine-tuning gets with a fast head, against full fine-tuning and a loop written by hand.
+
+A timed call is one whole cycle of k steps, each with forward, backward, optimizer step and zero_grad, always on the
+same batch; weights are random, since they do not change what a step costs. Full fine-tuning, MultirateSGD and the
+hand-written loop (flags and drift, nothing else) take turns in one process, each with its own copy of the network, and
+every repeat gives one ratio of each. Before that, `mrreg.audit` predicts what will be measured.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import mrreg
+from benchmarks.core.records import Record, Result
+from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.core.sections import Claim, Row, Section, Values, metric
+from benchmarks.experiments.speed.finetune_networks import CLASSES, NETWORKS, Case
+from mrreg.auditing.profiler import clock
+
+LR = 1e-6  # so small that many steps on one batch leave ordinary numbers ordinary
+MOMENTUM = 0.9
+KS = (2, 5, 10)
+HAND = 0.97  # of the hand-written loop's speed, at least
+WITHIN = 0.1  # of the measured speed-up, the prediction
+TARGET = 2.0  # ResNet-34, float32, k = 5
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """What is timed; `seeds` is the number of repeats, `hand` the k for which the hand-written loop is timed too."""
+
+    seeds: int
+    cases: tuple[Case, ...]
+    hand: tuple[int, ...] = KS
+
+
+CPU = (
+    Case("ResNet-34", 32, 64, target=TARGET),
+    Case("DistilBERT-sized encoder", 4, 32),
+    Case("ResNet-34", 4, 32, "bf16"),
+    Case("DistilBERT-sized encoder", 1, 8, "bf16"),
+)
+GPU = tuple(
+    Case(network, 64, size, precision)
+    for network, size in (("ResNet-34", 224), ("ResNet-50", 224), ("DistilBERT-sized encoder", 128))
+    for precision in ("fp32", "bf16")
+)
+PRESETS = {
+    "smoke": SpeedConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16")), hand=(5,)),
+    "cpu": SpeedConfig(5, CPU, hand=(5,)),
+    "gpu": SpeedConfig(21, GPU),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One network and its batch on the device."""
+
+    case: Case
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        return NETWORKS[self.case.network].head
+
+    def loss_of(self, output: Any) -> Tensor:
+        return cross_entropy(getattr(output, "logits", output).float(), self.labels)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return torch.autocast(self.inputs.device.type, torch.bfloat16, enabled=self.case.precision == "bf16")
+
+    def backward(self) -> None:
+        """Forward and backward."""
+        with self.autocast():
+            loss = self.loss_of(self.model(self.inputs))
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def copy(self) -> "Task":
+        return Task(self.case, deepcopy(self.model), self.inputs, self.labels)
+
+
+def task(case: Case, device: torch.device) -> Task:
+    torch.manual_seed(0)
+    network = NETWORKS[case.network]
+    labels = torch.arange(case.batch) % CLASSES
+    return Task(case, network.build().train().to(device), network.batch(case).to(device), labels.to(device))
+
+
+def steps(task: Task, optimizer: torch.optim.Optimizer, count: int) -> None:
+    """Ordinary training."""
+    for _ in range(count):
+        task.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def full(task: Task) -> Callable[[], None]:
+    """Two steps of full fine-tuning."""
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=LR, momentum=MOMENTUM, foreach=True)
+    return partial(steps, task, optimizer, 2)
+
+
+def multirate(task: Task, k: int) -> Callable[[], None]:
+    """One cycle of MultirateSGD."""
+    groups = mrreg.split(task.model, fast=task.head)
+    return partial(steps, task, mrreg.MultirateSGD(groups, lr=LR, k=k, momentum=MOMENTUM, foreach=True), k)
+
+
+def by_hand(task: Task, k: int) -> Callable[[], None]:
+    """One cycle of the shortest loop that does the same."""
+    fast, slow = (group["params"] for group in mrreg.split(task.model, fast=task.head))
+    head = torch.optim.SGD(fast, lr=LR, momentum=MOMENTUM, foreach=True)
+    trunk = torch.optim.SGD(slow, lr=LR, momentum=MOMENTUM, foreach=True)
+
+    def cycle() -> None:
+        for t in range(k):
+            task.backward()
+            head.step()
+            if t == 0:
+                trunk.step()
+                trunk.zero_grad()
+            else:
+                torch._foreach_add_(slow, [trunk.state[p]["momentum_buffer"] for p in slow], alpha=-LR)
+            head.zero_grad()
+            if t in (0, k - 1):
+                for p in slow:
+                    p.requires_grad_(t == k - 1)
+
+    return cycle
+
+
+def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+    """Predict, then measure, everything in turns."""
+    case: Case = run.options
+    origin = task(case, context.device)
+    with origin.autocast():
+        report = mrreg.audit(origin.model, origin.head, origin.inputs, origin.loss_of)
+    calls = {"full": full(origin.copy())}
+    calls |= {f"ours {k}": multirate(origin.copy(), k) for k in KS}
+    calls |= {f"hand {k}": by_hand(origin.copy(), k) for k in config.hand}
+    timed = _timed(calls, len(run.seeds), context.device)
+    return [
+        _result(report, {name: values[i] for name, values in timed.items()}, config.hand) for i in range(len(run.seeds))
+    ]
+
+
+def _timed(calls: Mapping[str, Callable[[], None]], repeats: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of every call by the audit's own clock, after one of each that is not counted."""
+    now, found = clock(device), {name: list[float]() for name in calls}
+    for repeat in range(1 + repeats):
+        for name, call in calls.items():
+            start = now()
+            call()
+            if repeat:
+                found[name].append(now() - start)
+    return found
+
+
+def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, ...]) -> Result:
+    """The ratios of one repeat, what was predicted, and the memory of both kinds of step."""
+    step = seconds["full"] / 2
+    result: dict[str, Any] = {"seconds": dict(seconds), "audit seconds": report["seconds"]}
+    for k in KS:
+        result[f"speed-up k={k}"] = k * step / seconds[f"ours {k}"]
+        result[f"predicted k={k}"] = report.speedup(k)
+    for k in hand:
+        result[f"against hand k={k}"] = seconds[f"hand {k}"] / seconds[f"ours {k}"]
+    return result | {f"MiB {name}": size / 2**20 for name, size in report["bytes"].items()}
+
+
+def runs(config: SpeedConfig) -> list[Run]:
+    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
+
+
+def _less(case: Case, name: str, bound: float) -> Values:
+    return lambda record: [value - bound for value in record.numbers(case.name, name).values()]
+
+
+def _near(case: Case, k: int) -> Values:
+    """How much of the 10 % is left."""
+
+    def values(record: Record) -> list[float]:
+        predicted, found = (record.numbers(case.name, f"{what} k={k}") for what in ("predicted", "speed-up"))
+        return [WITHIN - abs(predicted[seed] / found[seed] - 1) for seed in found]
+
+    return values
+
+
+def _rows(case: Case) -> list[Row]:
+    named = [(f"k = {k}: times faster than full", f"speed-up k={k}") for k in KS]
+    named += [(f"k = {k}: as the audit predicts", f"predicted k={k}") for k in KS]
+    return [Row(f"{case.name}, {label}", metric(case.name, name)) for label, name in named]
+
+
+def _claims(case: Case, hand: tuple[int, ...]) -> list[Claim]:
+    said = [
+        Claim(f"{case.name}, k = {k}: at least {HAND} of a hand-written loop's speed",
+              _less(case, f"against hand k={k}", HAND))
+        for k in hand
+    ]  # fmt: skip
+    said += [Claim(f"{case.name}, k = {k}: predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
+    if case.target is not None:
+        text = f"{case.name}, k = 5: at least {case.target} times as fast as full fine-tuning"
+        said.insert(0, Claim(text, _less(case, "speed-up k=5", case.target)))
+    return said
+
+
+def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> list[str]:
+    """The speed against the loop by hand, and the memory of both kinds of step."""
+    said = []
+    for case in cases:
+        for k in hand:
+            if ratios := list(record.numbers(case.name, f"against hand k={k}").values()):
+                said.append(
+                    f"{case.name}, k = {k}: {median(ratios):.3f} of the hand-written loop's speed "
+                    f"({min(ratios):.3f} to {max(ratios):.3f})"
+                )
+        sizes = [list(record.numbers(case.name, f"MiB {kind}").values())[:1] for kind in ("full", "fast")]
+        if all(sizes):
+            said.append(f"{case.name}: a full step needs {sizes[0][0]:,.1f} MiB, a fast step {sizes[1][0]:,.1f} MiB")
+    return said
+
+
+def _section(preset: str, note: str) -> Section:
+    config = PRESETS[preset]
+    return Section(
+        "",
+        f"Fine-tuning with a fast head against full fine-tuning, {preset.upper()}",
+        center="median",
+        rows=tuple(row for case in config.cases for row in _rows(case)),
+        claims=tuple(claim for case in config.cases for claim in _claims(case, config.hand)),
+        full=frozenset({preset}),
+        presets=frozenset({preset}),
+        note=note,
+        facts=partial(_facts, config.cases, config.hand),
+    )
+
+
+SECTIONS = (
+    _section(
+        "cpu",
+        "With one thread the seconds are those of the process, which other work on the machine hardly disturbs; with "
+        "more they are the clock's. Memory is what autograd keeps plus the gradients, beyond parameters and momentum. "
+        "Where the processor has no bfloat16 arithmetic, bf16 is slower than fp32; hence the small batches.",
+    ),
+    _section("gpu", "Memory is the peak that the allocator reports beyond the model, without momentum."),
+)
+
+BENCHMARK = Benchmark("speed finetune", PRESETS, runs, execute, SECTIONS)

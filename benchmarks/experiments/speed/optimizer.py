@@ -1,0 +1,127 @@
+"""Seconds of `step()`: one cycle of MultirateSGD against as many steps of torch.optim.SGD, on the same shapes.
+
+One tensor is fast and all others are slow, as when a head is fast: most of a fast step is then drift. Every repeat
+times many cycles of both, interleaved in one process, and gives one ratio; the report shows median, smallest, largest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+
+import mrreg
+from benchmarks.core.records import Record, Result
+from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.core.sections import Claim, Row, Section, Values, metric
+from benchmarks.core.timing import interleaved
+
+K = 5
+SMALL = 1_000  # entries; fewer are small tensors
+FULL = frozenset({"cpu", "gpu"})
+LR = 1e-6  # so small that thousands of steps along one gradient leave ordinary numbers ordinary
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes, the momentum, and the ratio that the library promises not to exceed."""
+
+    tensors: int
+    entries: int
+    momentum: float
+    target: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.tensors} tensors of {self.entries:,} entries, momentum {self.momentum:g}"
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """What is timed; `seeds` is the number of repeats, each of so many cycles of small or large tensors."""
+
+    seeds: int
+    cases: tuple[Case, ...]
+    small: int
+    large: int
+
+
+def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
+    """Both momenta for every number of tensors, small and large, with the promised ratios."""
+    return tuple(
+        Case(tensors, entries, momentum, target)
+        for tensors in sizes
+        for entries, momentum, target in ((large, 0.9, 0.7), (large, 0.0, 1.3), (100, 0.9, 1.0), (100, 0.0, 1.3))
+    )
+
+
+PRESETS = {
+    "smoke": SpeedConfig(seeds=2, cases=cases([10], 2_000), small=3, large=1),
+    "cpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=3),
+    "gpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=21),
+}
+
+
+def parameters(case: Case, device: torch.device) -> list[nn.Parameter]:
+    """Tensors with gradients, as a backward pass would have left them."""
+    made = [nn.Parameter(torch.randn(case.entries, device=device)) for _ in range(case.tensors)]
+    for parameter in made:
+        parameter.grad = torch.randn_like(parameter)
+    return made
+
+
+def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+    """Time one case step by step in turn: a busy machine then disturbs few of the numbers behind each median."""
+    case: Case = run.options
+    torch.manual_seed(0)
+    ours, theirs = parameters(case, context.device), parameters(case, context.device)
+    multirate = mrreg.MultirateSGD(ours, lr=LR, k=K, fast=ours[-1:], momentum=case.momentum, foreach=True)
+    sgd = torch.optim.SGD(theirs, lr=LR, momentum=case.momentum, foreach=True)
+    steps = K * (config.small if case.entries < SMALL else config.large)
+    timed = interleaved(
+        {"multirate": multirate.step, "sgd": sgd.step}, len(run.seeds) * steps, context.device, warmup=2 * K
+    )
+    results: list[Result] = []
+    for start in range(0, len(timed["sgd"]), steps):
+        one, other = (cycle(timed[name][start : start + steps]) for name in ("multirate", "sgd"))
+        results.append({"ratio": one / other, "multirate seconds": one, "sgd seconds": other})
+    return results
+
+
+def cycle(seconds: Sequence[float]) -> float:
+    """Seconds of one cycle from those of the steps of many: the median of each step of the cycle, added up."""
+    return sum(median(seconds[step::K]) for step in range(K))
+
+
+def runs(config: SpeedConfig) -> list[Run]:
+    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
+
+
+def _margin(case: Case) -> Values:
+    return lambda record: [case.target - ratio for ratio in record.numbers(case.name, "ratio").values()]
+
+
+def _medians(record: Record) -> list[str]:
+    """Each ratio as one reads timings: median, smallest and largest."""
+    found = [(case, list(record.numbers(case.name, "ratio").values())) for case in PRESETS["cpu"].cases]
+    return [
+        f"{case.name}: median {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), wanted {case.target}"
+        for case, ratios in found
+        if ratios
+    ]
+
+
+SECTION = Section(
+    "",
+    f"Seconds of {K} steps of MultirateSGD(k={K}) over those of torch.optim.SGD(foreach=True)",
+    center="median",
+    rows=tuple(Row(case.name, metric(case.name, "ratio")) for case in PRESETS["cpu"].cases),
+    claims=tuple(Claim(f"{case.name}: at most {case.target}", _margin(case)) for case in PRESETS["cpu"].cases),
+    full=FULL,
+    presets=FULL,
+    note="One tensor is fast, all others are slow; below 1 the multirate optimizer is the faster one.",
+    facts=_medians,
+)
+
+BENCHMARK = Benchmark("speed optimizer", PRESETS, runs, execute, (SECTION,))

@@ -1,0 +1,200 @@
+"""Put masks into an existing model by name, and take them out again."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from itertools import islice
+
+import torch
+from torch import Tensor, nn
+
+from mrreg.errors import bad, number, some, unknown, wrong_moment
+from mrreg.masks.module import MultirateMask
+from mrreg.masks.targets import Structure, targets
+from mrreg.module_utils import common, holders, join, within
+
+WHERE = "mask"
+
+
+def mask(
+    model: nn.Module,
+    patterns: Mapping[str, float],
+    k: int = 5,
+    *,
+    parameters: Iterable[str | Tensor] | None = None,
+    structure: Structure = "weight",
+    rescale: bool = False,
+    boost: float | None = None,
+) -> nn.Module:
+    """Wrap the modules of a model that patterns name in `MultirateMask`, in place.
+
+    A name means that module, be it a layer or a block of them. A pattern with wildcards (`*` also crosses dots) means
+    the innermost matching modules that have something to mask; what has nothing is passed over. A module that is used
+    under several names gets one mask for all of them.
+
+    Args:
+        model: Any module. It is changed in place and returned; where the model itself is named (`""`), its wrapper is.
+        patterns: From names or glob patterns of modules to p, the chance to be slow.
+        k: Steps per cycle, at least 1. Paper: k.
+        parameters: As in `MultirateMask`, for every module.
+        structure: As in `MultirateMask`.
+        rescale: As in `MultirateMask`.
+        boost: As in `MultirateMask`.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If a pattern matches nothing that can be masked, if a module is given two p or a mask inside a
+            mask, if a masked parameter also belongs to a module outside, or if p, k or an option is out of range. The
+            model is unchanged then.
+
+    Example:
+        >>> from torch import nn
+        >>> import mrreg
+        >>> model = nn.Sequential(nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 10))
+        >>> model = mrreg.mask(model, {"0": 0.2, "2": 0.5}, k=5)
+        >>> model[0].p, model[2].p
+        (0.2, 0.5)
+    """
+    check_model(WHERE, model)
+    if not isinstance(patterns, Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise bad(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
+    if not patterns:
+        raise bad(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+    wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
+    search = _Search(model, lambda module: bool(targets(module, wanted, structure)))
+    chosen: dict[nn.Module, float] = {}
+    for pattern, value in patterns.items():
+        p = number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
+        for module in search.matching(pattern):
+            if chosen.setdefault(module, p) != p:
+                rule = f"of one mind about the p of {search.path[module]!r}"
+                raise bad(ValueError, WHERE, "patterns", rule, (chosen[module], p), f"{pattern!r} matches it again.")
+    search.refuse_nested(set(chosen))
+    for module in chosen:
+        search.refuse_tied(module, [target.name for target in targets(module, wanted, structure)])
+
+    def wrapper(module: nn.Module, p: float) -> MultirateMask:
+        return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
+
+    return replace(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Take every `MultirateMask` out of a model, in place, and return the plain model.
+
+    The parameters are the same objects with the values they have, so optimizers and checkpoints go on; nothing of mrreg
+    is left in the model. Dropouts that `swap_dropout` took out stay out: they are `nn.Identity` now. Call `remove` on
+    the handle of `attach` too, or it goes on holding entries.
+
+    Args:
+        model: A model with or without masks, or a `MultirateMask`.
+
+    Raises:
+        TypeError: If it is no module.
+
+    Example:
+        >>> from torch import nn
+        >>> import mrreg
+        >>> model = nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 2), p=0.5))
+        >>> mrreg.unwrap(model)
+        Sequential(
+          (0): Linear(in_features=4, out_features=2, bias=True)
+        )
+    """
+    check_model("unwrap", model)
+    masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
+    plain = replace("unwrap", model, {mask: mask.module for mask in masks})
+    for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
+        mask._rest()
+        mask.p = 0.0
+    return plain
+
+
+def check_model(where: str, model: object) -> None:
+    """Masks are put into modules of Python whose parameters have a shape."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise bad(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
+    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise wrong_moment(where, f"the model has no shape yet for {some(lazy)}", "Run one forward first.")
+
+
+def replace(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put each value wherever its key is a child, and return what stands for the model itself."""
+    parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it
+        raise wrong_moment(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
+    for parent in parents:
+        for name, child in parent._modules.items():
+            if child is not None and child in swaps:
+                parent._modules[name] = swaps[child]
+    return swaps.get(model, model)
+
+
+class _Search:
+    """Finds the modules that names and patterns mean, and says what forbids a mask on them.
+
+    Args:
+        model: Where to look.
+        fits: Raises a ValueError if a module has nothing to mask.
+    """
+
+    def __init__(self, model: nn.Module, fits: Callable[[nn.Module], object]) -> None:
+        self.names = dict(model.named_modules(remove_duplicate=False))
+        self.path = {module: path for path, module in model.named_modules()}
+        self.holders = holders(model)
+        self.fits = fits
+
+    def matching(self, pattern: str) -> list[nn.Module]:
+        """The modules that a name or pattern means: itself, or the innermost that have something to mask."""
+        if pattern in self.names:
+            return [self.names[pattern]]
+        hits = {
+            module: name
+            for name, module in self.names.items()
+            if fnmatchcase(name, pattern) and "parametrizations" not in name.split(".")
+        }
+        if not hits:
+            raise unknown(WHERE, "patterns", "names or patterns that match a module", pattern, self.names)
+        problem = ""
+        fitting: set[nn.Module] = set()
+        for module, name in hits.items():
+            try:
+                self.fits(module)
+            except ValueError as error:
+                problem = problem or f"{name!r} does not: {error}"
+            else:
+                fitting.add(module)
+        if not fitting:
+            raise bad(ValueError, WHERE, "patterns", "patterns that match something to mask", pattern, problem)
+        fitting -= {module.out_proj for module in fitting if isinstance(module, nn.MultiheadAttention)}
+        return [module for module in hits if module in fitting and not any(m in fitting for m in _inside(module))]
+
+    def refuse_nested(self, chosen: set[nn.Module]) -> None:
+        """No mask inside a mask, and none on a layer that is read but never called."""
+        masked = chosen | {module for module in self.path if isinstance(module, MultirateMask)}
+        for outer in masked:
+            clash = [inner for inner in _inside(outer) if inner in masked and chosen & {inner, outer}]
+            if clash or (outer in chosen and isinstance(outer, MultirateMask)):
+                rule = "names of modules without masks, none inside another"
+                both = [self.path[module] for module in (outer, *clash[:1])]
+                raise bad(ValueError, WHERE, "patterns", rule, both, "mrreg.unwrap takes masks out.")
+        for module, path in self.path.items():
+            if isinstance(module, nn.MultiheadAttention) and module.out_proj in chosen:
+                rule = "names of modules that are called"
+                remedy = f"{path!r} reads its weights itself: mask {path!r} with parameters=['out_proj.weight']."
+                raise bad(ValueError, WHERE, "patterns", rule, self.path[module.out_proj], remedy)
+
+    def refuse_tied(self, module: nn.Module, parameters: Iterable[str]) -> None:
+        """A masked tensor belongs to the wrapped module alone: others would use it without the mask."""
+        path = self.path[module]
+        for name in parameters:
+            owners = self.holders[id(module.get_parameter(name))]
+            if outside := [owner for owner in owners if not within(path, owner)]:
+                remedy = f"Mask what holds both, {common(path, outside[0])!r}, with parameters=[...] naming it."
+                rule = "names of modules that share no masked parameter with others"
+                raise bad(ValueError, WHERE, "patterns", rule, f"{join(path, name)}, also in {some(outside)}", remedy)
+
+
+def _inside(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules below one."""
+    return islice(module.modules(), 1, None)

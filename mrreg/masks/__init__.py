@@ -1,0 +1,6 @@
+"""Masks that hold random weights at zero for most of a cycle, and what drives them."""
+
+from mrreg.masks.attachment import Attachment, attach
+from mrreg.masks.module import MultirateMask
+
+__all__ = ["Attachment", "MultirateMask", "attach"]

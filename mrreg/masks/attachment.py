@@ -1,0 +1,206 @@
+"""Drive the masks of a model from the steps of its optimizers."""
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
+from mrreg.errors import bad, some, whole, wrong_moment
+from mrreg.masks.module import MultirateMask
+from mrreg.masks.step_hooks import WHERE, Driver, check_fast
+from mrreg.module_utils import join, parameter, within
+
+REFUSED = {
+    "LBFGS": "it moves along directions that mix all entries and steps several times per call",
+    "Muon": "it orthogonalizes whole matrices, so that no entry has an update of its own",
+    "Adafactor": "its state is shared by rows and columns, so that held entries change with their neighbours",
+    "SparseAdam": "it needs sparse gradients, in which single entries cannot be held",
+}
+
+
+class Attachment:
+    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
+
+    def __init__(self, drivers: list[Driver]) -> None:
+        self._drivers = drivers
+
+    def remove(self) -> None:
+        """Leave the optimizers and the model without a trace; a second call does nothing."""
+        for driver in self._drivers:
+            driver.stop()
+        self._drivers = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: int = 0) -> Attachment:
+    """Let the steps of an optimizer drive the masks of a model.
+
+    The clock of a mask counts the completed steps of the optimizer that owns its parameters. It is kept in the
+    optimizer's `param_groups`, so that saving and loading the optimizer saves and sets the masks; a clock and a seed
+    that are there already (a loaded or copied optimizer) go on. The training loop does not change.
+
+    Args:
+        optimizer: One optimizer, or several that share the model. Any whose update is element-wise.
+        model: The model with the masks.
+        seed: Chooses the slow subsets, together with the position of a parameter in the model and the cycle.
+
+    Returns:
+        A handle: `handle.remove()` takes everything back; it is a context manager too.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind, or the optimizer cannot hold single entries.
+        ValueError: If there is no mask, or a masked parameter is in no optimizer, in two, or shared with the outside.
+        RuntimeError: If the optimizer or a mask is attached already, `fully_shard` was applied inside a mask, or a
+            DistributedDataParallel was built while parameters that train had requires_grad=False.
+
+    Example:
+        >>> import torch, mrreg
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), mrreg.MultirateMask(nn.Linear(8, 2), p=0.5, k=5))
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> handle = mrreg.attach(optimizer, model)
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(2, 4)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.param_groups[0]["mask_clock"]
+        3
+
+    Note:
+        All ranks of a distributed training draw the same masks, without communication, whatever their random state.
+        Plain DistributedDataParallel is right for masks; apply `fully_shard` to masks or to modules around them, before
+        the optimizer is built.
+
+    Note:
+        Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.
+    """
+    optimizers = [_real(o) for o in _several(optimizer)]
+    if not isinstance(model, nn.Module):
+        raise bad(TypeError, WHERE, "model", "an nn.Module", model)
+    seed = whole(WHERE, "seed", seed, least=0)
+    check_model(WHERE, model, switches=False)
+    drivers = [Driver(o, seed) for o in optimizers]
+    first = 0
+    for name, mask in _masks(model):
+        owner = _owner(optimizers, model, name, mask)
+        if owner is not None:
+            drivers[owner].masks.append((mask, first))
+        first += len(mask.targets)
+    for o, driver in zip(optimizers, drivers, strict=True):
+        driver.phase(WHERE, o.param_groups)  # all of them before the first one starts
+    for o, driver in zip(optimizers, drivers, strict=True):
+        driver.start(o)
+    return Attachment(drivers)
+
+
+def _several(optimizer: Any) -> list[Any]:
+    """One optimizer or several, each once."""
+    several = (
+        [optimizer] if isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable) else list(optimizer)
+    )
+    if not several:
+        raise bad(ValueError, WHERE, "optimizer", "at least one optimizer", several)
+    return list(dict.fromkeys(several))
+
+
+def _real(optimizer: Any) -> Optimizer:
+    """The torch optimizer in what the user holds, if it can be driven."""
+    check_engine(WHERE, "optimizer", optimizer)
+    while not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            rule = "a torch.optim.Optimizer with step hooks, or wrap one as `.optimizer`"
+            raise bad(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
+        optimizer = inner
+        check_engine(WHERE, "optimizer", optimizer)
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in REFUSED:
+            rule = "an optimizer whose update is element-wise"
+            raise bad(TypeError, WHERE, "optimizer", rule, kind.__name__, f"Not so here: {REFUSED[kind.__name__]}.")
+    if any(
+        getattr(hook, "__self__", None).__class__ is Driver for hook in optimizer._optimizer_step_post_hooks.values()
+    ):
+        name = type(optimizer).__name__
+        raise wrong_moment(WHERE, f"this {name} is attached already", "Call remove() on its handle first.")
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
+    """The masks of a model in module order, none of them attached already."""
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, MultirateMask)]
+    if not found:
+        rule, remedy = "a module that contains a MultirateMask", "Wrap a layer first."
+        raise bad(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention) and isinstance(module.out_proj, MultirateMask):
+            remedy = "Attention reads those weights itself: mask the attention with parameters=['out_proj.weight']."
+            rule = "a module whose masks are called"
+            raise bad(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
+    for name, mask in found:
+        _refuse_sharding_inside(name, mask)
+        if mask._driven:
+            raise wrong_moment(
+                WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
+            )
+    return iter(found)
+
+
+def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
+    """What is sharded inside a wrapper is still cut when the wrapper masks it."""
+    for inner, module in mask.module.named_modules():
+        if is_fully_sharded(module):
+            path = ".".join(filter(None, (name, "module", inner)))
+            raise wrong_moment(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
+
+
+def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: MultirateMask) -> int | None:
+    """Which optimizer has a mask's parameters; None if they are frozen and in no optimizer."""
+    _refuse_ties(model, name, mask)
+    owners: dict[int | None, list[str]] = {}
+    for target in mask.targets:
+        p = parameter(mask.module, target.name)
+        path = ".".join(filter(None, (name, target.name)))
+        owners.setdefault(_holder(optimizers, p, path), []).append(path)
+    missing = owners.pop(None, [])
+    lost = [path for path in missing if model.get_parameter(path).requires_grad]
+    if lost:
+        remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
+        raise bad(
+            ValueError, WHERE, "optimizer", "the owner of every masked parameter", f"none for {some(lost)}", remedy
+        )
+    if len(owners) > 1:
+        remedy = "A mask has one clock: give all its parameters to one optimizer."
+        raise bad(ValueError, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy)
+    return next(iter(owners), None)
+
+
+def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
+    """The position of the optimizer that has a parameter in a group of period 1."""
+    for position, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            if any(p is other for other in group["params"]):
+                check_fast(group, path)
+                return position
+    return None
+
+
+def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:
+    """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
+    inside = {id(p) for p in mask.module.parameters()} & {id(parameter(mask.module, t.name)) for t in mask.targets}
+    places = [join(path, "module") for path, m in model.named_modules(remove_duplicate=False) if m is mask]
+    every = list(model.named_parameters(remove_duplicate=False))
+    for path, p in every:
+        if id(p) in inside and not any(within(place, path) for place in places):
+            own = next(n for n, q in every if q is p and within(join(name, "module"), n))
+            remedy = "Wrap their common parent instead."
+            raise bad(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)

@@ -1,0 +1,157 @@
+"""Masked tensors that stand in for parameters: a bitwise AND, so that NaN and inf at slow entries vanish too."""
+
+from collections.abc import Callable
+from sys import getrefcount
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Hands out one tensor like those it is asked for; the same memory again once everybody else has let it go."""
+
+    _storage: torch.UntypedStorage  # of the memory, once there is any; pickles and copies come before
+
+    def __init__(self) -> None:
+        self._own = torch.empty(0)
+        self._asked: object = None  # what the memory was made for
+        self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
+        self.address = 0  # another one once it is resized, or moved to where other processes see it
+        self._idle = 0, 0  # its users when it is only here
+
+    def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialized contiguous tensor."""
+        return self.like(torch.empty((), dtype=dtype, device=device).expand(shape))
+
+    def like(self, value: Tensor) -> Tensor:
+        """An uninitialized tensor with the shape, strides, type and device of another."""
+        if value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
+            return torch.empty_like(value, requires_grad=False)
+        asked = value.shape, value.stride(), value.dtype
+        if asked != self._asked or not self._is_free():
+            fresh = torch.empty_like(value, requires_grad=False)
+            if type(fresh) is not Tensor:  # one without data, of a dry run, is of no use later
+                return fresh
+            self._own, self._asked, self._thread = fresh, asked, get_ident()
+            self._storage, self.address = fresh.untyped_storage(), fresh.data_ptr()
+            self._idle = self._users()
+        return self._own.detach()
+
+    def _is_free(self) -> bool:
+        return self._own.data_ptr() == self.address and self._users() == self._idle
+
+    def _users(self) -> tuple[int, int]:
+        """How many tensors, in Python, in graphs or as gradients, share this memory, and how many hold its storage."""
+        return torch._C._storage_Use_Count(self._storage._cdata), getrefcount(self._storage)
+
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an entry in bytes
+
+
+def bits_dtype(value: Tensor) -> torch.dtype:
+    """The integer type with the size of a tensor's entries."""
+    return BITS[value.element_size()]
+
+
+def as_bits(value: Tensor) -> Tensor:
+    """The same memory, read as integers."""
+    return value.view(bits_dtype(value))
+
+
+def as_numbers(bits: Tensor, value: Tensor) -> Tensor:
+    """Bits, read as entries of a tensor: NaN where kept, zero where slow.
+
+    Compilers for CPUs compare numbers of one type fast, and select by whole numbers or truth values slowly.
+    """
+    return bits.view(value.dtype)
+
+
+class Substitute:
+    """The masked tensor of one parameter and its gradient, in memory that is used again."""
+
+    def __init__(self) -> None:
+        self.bits, self.values, self.gradients = Workspace(), Workspace(), Workspace()
+
+    def has_made(self, grad: Tensor) -> bool:
+        """Whether a gradient lies in this memory."""
+        address = self.values.address, self.gradients.address
+        return any(address) and grad.data_ptr() in address
+
+
+Mask = tuple[Tensor, float, Substitute]  # how a parameter is masked: bits, the factor of what is kept, and memory
+
+
+def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bool = False) -> Tensor:
+    """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient.
+
+    `fresh` says that the gradient of the masked tensor will be nobody else's, as that of one matrix product.
+    """
+    if torch._C._are_functorch_transforms_active():
+        how: Callable[[Tensor, Tensor], Any] = select
+    elif torch.compiler.is_compiling():
+        how = _Selected.apply
+    elif torch.is_inference_mode_enabled():
+        how = select  # own memory would become memory of inference mode
+    else:
+        return _Masked.apply(value, bits, scale, own, fresh)  # type: ignore[no-any-return]
+    kept: Tensor = how(value, bits)
+    return kept if scale == 1 else kept * scale
+
+
+def select(value: Tensor, bits: Tensor) -> Tensor:
+    """Entries where bits are set and zeros elsewhere, in terms that compilers fuse and transforms know."""
+    return torch.where(bits != 0, value, 0.0)
+
+
+def fill(work: Workspace, value: Tensor, bits: Tensor, scale: float) -> Tensor:
+    """Compute scale * (value & bits) in the memory of a workspace."""
+    out = work.like(value)
+    torch.bitwise_and(as_bits(value), bits, out=as_bits(out))
+    return out if scale == 1 else out.mul_(scale)
+
+
+def fill_again(value: Tensor, bits: Tensor, scale: float) -> Tensor:
+    """Compute scale * (value & bits) in the memory of the value."""
+    as_bits(value).bitwise_and_(bits)
+    return value if scale == 1 else value.mul_(scale)
+
+
+class _Masked(torch.autograd.Function):
+    """scale * (value & bits), whose derivative is the same function of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bool) -> Tensor:
+        ctx.bits, ctx.scale, ctx.own, ctx.fresh = bits, scale, own, fresh
+        return fill(own.values, value, bits, scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
+            found = select(grad, ctx.bits) * ctx.scale
+        elif torch.is_grad_enabled():  # somebody differentiates the gradient
+            found = masked(grad, ctx.bits, ctx.scale, Substitute())
+        elif ctx.fresh:
+            found = fill_again(grad, ctx.bits, ctx.scale)
+        else:
+            found = fill(ctx.own.gradients, grad, ctx.bits, ctx.scale)
+        return found, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return masked(tangent, ctx.bits, ctx.scale, Substitute())
+
+
+class _Selected(torch.autograd.Function):
+    """A select whose derivative compares again: compilers for CPUs are slow with truth values that are kept for it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:
+        ctx.save_for_backward(numbers)
+        return select(value, numbers)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (numbers,) = ctx.saved_tensors
+        return select(grad, numbers), None

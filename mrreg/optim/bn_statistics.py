@@ -1,0 +1,226 @@
+"""When the running statistics of BatchNorm layers in slow parts move."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from mrreg.errors import bad, wrong_moment
+from mrreg.optim.multirate import Multirate
+
+WHERE = "batch_norm"
+KEY = "batch_norm"  # in every parameter group
+STATISTICS = ("every", "sync", "never")
+
+
+class Gate:
+    """Hooks around the forward of one layer, which is as its user left it before and after."""
+
+    def __init__(self) -> None:
+        self.moves, self.batch = True, True  # in training: statistics move; the batch's own normalize it
+        self.handles: list[RemovableHandle] = []
+        self._off = ""  # what is switched off for the forward in progress
+
+    def before(self, layer: _BatchNorm, *_: Any) -> None:
+        """Set the layer for one forward; in evaluation mode there is nothing to set."""
+        if layer.training and not (self.moves and self.batch):
+            name = "track_running_stats" if self.batch else "training"
+            if getattr(layer, name):
+                setattr(layer, name, False)
+                self._off = name
+
+    def after(self, layer: _BatchNorm, *_: Any) -> None:
+        """Set it back, also where the forward failed."""
+        if self._off:
+            setattr(layer, self._off, True)
+            self._off = ""
+
+    def __reduce__(self) -> tuple[type["Gate"], tuple[()]]:
+        return Gate, ()  # no optimizer drives a copy of the model
+
+
+class Statistics:
+    """What `batch_norm` returns: `remove()` gives the layers back to torch; also a context manager."""
+
+    def __init__(self, optimizer: Multirate, layers: Mapping[str, tuple[nn.Module, list[int]]], policy: str) -> None:
+        self.layers = tuple(layers)
+        self.statistics = policy
+        self._gates = [(Gate(), owners) for _, owners in layers.values()]
+        for (gate, _), (layer, _) in zip(self._gates, layers.values(), strict=True):
+            after = layer.register_forward_hook(gate.after, always_call=True)
+            gate.handles = [layer.register_forward_pre_hook(gate.before), after]
+        self._handles = [
+            optimizer.register_step_post_hook(self._turn),
+            optimizer.register_load_state_dict_pre_hook(_check),
+            optimizer.register_load_state_dict_post_hook(self._loaded),
+        ]
+        self._optimizer = weakref.ref(optimizer)
+        self._end = weakref.finalize(optimizer, _open, [gate for gate, _ in self._gates])
+        self._end.atexit = False
+        for group in optimizer.param_groups:
+            group[KEY] = policy
+        self._turn(optimizer)
+
+    def remove(self) -> None:
+        """Leave the optimizer and the model without a trace; a second call does nothing."""
+        optimizer = self._optimizer()
+        for group in optimizer.param_groups if optimizer is not None and self._end.alive else ():
+            group.pop(KEY, None)
+        for handle in self._handles:
+            handle.remove()
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _loaded(self, optimizer: Optimizer) -> None:
+        """After a load, take its policy; what was saved without one leaves ours."""
+        self.statistics = optimizer.param_groups[0].get(KEY, self.statistics)
+        for group in optimizer.param_groups:
+            group[KEY] = self.statistics
+        self._turn(optimizer)
+
+    def _turn(self, optimizer: Optimizer, *_: Any) -> None:
+        """After a step, set every layer for the phase that the groups say."""
+        groups = optimizer.param_groups
+        for gate, owners in self._gates:
+            due = any(groups[i]["clock"] == groups[i]["next_sync"] for i in owners)
+            gate.moves = self.statistics == "every" or (self.statistics == "sync" and due)
+            gate.batch = self.statistics != "never"
+
+
+def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = None) -> Statistics:
+    """Choose when the running statistics of BatchNorm layers in slow parts move.
+
+    torch moves them at every forward in training mode, also between two gradients of a slow part. Layers of fast parts
+    and evaluation mode stay as in torch.
+
+    Update of the running statistics r of a slow layer at a forward in training mode, by those b of the batch, with
+    momentum m:
+
+        r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
+
+    With "every" and "sync" b normalizes the batch; with "never" r does: frozen BatchNorm, whose weight and bias train.
+    With "sync" r is an average over as many updates, so over k times as many steps.
+
+    A layer is slow if all its parameters have had a period above 1 at construction, and at a sync step if any of them
+    is. One without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in
+    `model.modules()` that has some; if there is none, with the first behind it.
+
+    Args:
+        optimizer: A `Multirate`, `MultirateSGD` or `MultirateAdamW`, also in Accelerate's or Lightning's wrapper.
+        model: The model, with BatchNorm1d to 3d or SyncBatchNorm layers.
+        statistics: "every", "sync" or "never". None: as the optimizer says that was loaded or copied, else "every".
+
+    Returns:
+        A handle: `handle.remove()` takes everything back, `handle.layers` are the names of the slow layers,
+        `handle.statistics` is the policy. It is a context manager too.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If `statistics` is another word, the model has no BatchNorm layer with running statistics, or none
+            of its parameters is in the optimizer.
+        RuntimeError: If a layer has a policy already, or no shape yet.
+
+    Example:
+        >>> import mrreg, torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = mrreg.MultirateSGD(model.parameters(), lr=1e-3, k=5, fast=model[3], momentum=0.9)
+        >>> handle = mrreg.batch_norm(optimizer, model, statistics="sync")
+        >>> for _ in range(6):
+        ...     model(torch.randn(3, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> int(model[1].num_batches_tracked), handle.layers
+        (2, ('1',))
+
+    Note:
+        The policy is saved with the optimizer, in its `param_groups`. Call this function after a resume too, before or
+        after loading: it finds the layers. The last word counts: of a call with `statistics`, or of a load.
+
+    Note:
+        Convert to SyncBatchNorm before this call. Copies of the model are as in torch. `optimizer.close()` does not end
+        the policy; `remove()` or the end of the optimizer does.
+
+    References:
+        Ioffe and Szegedy, Batch Normalization, ICML 2015; the multirate paper leaves the statistics open.
+    """
+    engine = _engine(optimizer)
+    if not isinstance(model, nn.Module):
+        raise bad(TypeError, WHERE, "model", "an nn.Module", model)
+    if statistics is None:
+        statistics = engine.param_groups[0].get(KEY, "every")
+    _check(engine, {"param_groups": [{KEY: statistics}]})
+    slow = {name: (model.get_submodule(name), owners) for name, owners in _layers(engine, model)}
+    return Statistics(engine, slow, statistics)
+
+
+def _engine(optimizer: Any) -> Multirate:
+    """The `Multirate` in what the user holds."""
+    inner = optimizer
+    while not isinstance(inner, Multirate):
+        inner = getattr(inner, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            rule = "a Multirate, MultirateSGD or MultirateAdamW, or wrap one as `.optimizer`"
+            raise bad(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
+    return inner
+
+
+def _check(_: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Refuse a policy that is none."""
+    found = [group[KEY] for group in saved.get("param_groups", ()) if KEY in group]
+    if any(each not in STATISTICS or each != found[0] for each in found):
+        values = found if len(found) > 1 else found[0]
+        kind = ValueError if all(isinstance(each, str) for each in found) else TypeError
+        raise bad(kind, WHERE, "statistics", f"one of {STATISTICS}", values)
+
+
+def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[int]]]:
+    """The slow BatchNorm layers with running statistics, each with the parameter groups that it belongs to."""
+    groups = optimizer.param_groups
+    index = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+    owners = {
+        name: [index[id(p)] for p in module.parameters(recurse=False) if id(p) in index]
+        for name, module in model.named_modules()
+    }
+    layers = {name for name, module in model.named_modules() if _has_statistics(name, module)}
+    last = next(filter(None, owners.values()), [])
+    if not layers or not last:
+        rule = "one with BatchNorm layers that track statistics, and with parameters in the optimizer"
+        raise bad(ValueError, WHERE, "model", rule, type(model).__name__)
+    for name, own in owners.items():
+        last = own or last
+        if name in layers and all(groups[i]["initial_period"] > 1 for i in last):
+            yield name, last
+
+
+def _has_statistics(name: str, layer: nn.Module) -> bool:
+    """Whether a policy can be for this layer."""
+    if not isinstance(layer, _BatchNorm):
+        return False
+    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+        raise wrong_moment(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
+    gates = [getattr(hook, "__self__", None) for hook in layer._forward_pre_hooks.values()]
+    if any(isinstance(gate, Gate) and gate.handles for gate in gates):
+        raise wrong_moment(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
+    return layer.track_running_stats and layer.running_mean is not None
+
+
+def _open(gates: Iterable[Gate]) -> None:
+    """Leave the layers to torch."""
+    for gate in gates:
+        for handle in gate.handles:
+            handle.remove()
+        gate.handles = []

@@ -1,0 +1,212 @@
+"""SGD with momentum and noise: Langevin dynamics at a chosen temperature."""
+
+import math
+from collections.abc import Callable
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+from torch.optim.sgd import sgd
+
+from mrreg.distributed.sharding import cut, is_sharded, local
+from mrreg.errors import bad, number, whole
+
+NOT_NEGATIVE = "finite and at least 0"
+GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples repeat in no bit width before all values were used
+MASK = 2**64 - 1
+
+
+class LangevinSGD(torch.optim.Optimizer):
+    """Descend with momentum and add noise, so that parameters explore at a chosen temperature.
+
+    Discretized Langevin dynamics for one part of a network or all of it. At `temperature=0` it is `torch.optim.SGD`,
+    bit for bit; at `momentum=0` it is SGLD. Memory is that of SGD, and one more tensor of noise per parameter for the
+    duration of a step.
+
+    Update with gradient g, noise xi ~ N(0, 1) and step size h:
+
+        buffer <- momentum * buffer + g + sqrt(2 * (1 - momentum) * temperature / h) * xi
+        theta <- theta - h * buffer
+
+    For small h the parameters settle into the density exp(-loss / temperature).
+
+    In a part of period k, h is k * lr, with drift and without: one gradient, and one draw of noise with it, moves such
+    a part by k * lr * buffer in all, in k moves of lr or in one, so from one of its gradients to the next it makes
+    exactly the update above with h = k * lr. With lr in the noise, the noise would be held k steps and the temperature
+    multiplied by k.
+
+    Args:
+        params: Parameters, named parameters or groups, as in `torch.optim.SGD`.
+        lr: Step size per step, a finite number of at least 0 or a tensor with one. At 0 no noise is drawn.
+        momentum: In [0, 1). Paper: mu, for gamma = (1 - mu) / h.
+        temperature: At least 0, in units of the loss; for a posterior from N examples under the mean loss, 1 / N.
+            Paper: tau.
+        weight_decay: At least 0; added to the gradient. Paper: omega.
+        maximize: Climb instead of descend.
+        foreach: Whether to use the multi-tensor update; default: where torch does.
+        seed: Of the noise. Optimizers with equal seeds draw equal noise in parts of equal period: give two optimizers
+            different ones, and all ranks of a distributed run the same.
+
+    Raises:
+        TypeError: If a number is of another kind.
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> import mrreg, torch
+        >>> theta = torch.nn.Parameter(torch.zeros(10_000))
+        >>> optimizer = mrreg.LangevinSGD([theta], lr=0.1, momentum=0.5, temperature=0.04)
+        >>> for _ in range(100):
+        ...     theta.grad = theta.detach().clone()  # loss: half the squared norm
+        ...     optimizer.step()
+        >>> round(theta.var().item(), 2)
+        0.04
+
+    Note:
+        The global random state is neither read nor moved. The noise of a step is a function of the seed, the group, its
+        period and the number of its earlier draws: two whole numbers in `param_groups` that every way of saving keeps.
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, eq. 2 and appendix A.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        temperature: float = 0.0,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "temperature": temperature,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": False,  # torch puts it into the defaults of a copy, and from there it would reach groups
+            "noise_seed": seed,
+            "noise_steps": 0,
+        }
+        super().__init__(params, _checked(defaults))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as in torch; its own options are checked like those of the constructor."""
+        if isinstance(param_group, dict):
+            param_group |= _checked({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a checkpoint of torch.optim.SGD has no temperature
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one step.
+
+        Args:
+            closure: Recomputes the loss and its gradients, and returns the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, group in enumerate(self.param_groups):
+            if params := [p for p in group["params"] if p.grad is not None]:
+                self._move(params, _forces(index, group, params), group)
+        return loss
+
+    def _move(self, params: list[Tensor], forces: list[Tensor], group: dict[str, Any]) -> None:
+        """Torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
+        has_momentum = group["momentum"] != 0
+        buffers = [self.state[p].get("momentum_buffer") if has_momentum else None for p in params]
+        sgd(
+            params,
+            forces,
+            buffers,
+            has_sparse_grad=any(force.is_sparse for force in forces),
+            foreach=group["foreach"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=group["maximize"],
+        )
+        if has_momentum:
+            for p, buffer in zip(params, buffers, strict=True):
+                self.state[p]["momentum_buffer"] = buffer
+
+
+def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
+    """The gradients, with noise at a temperature above 0."""
+    grads = [p.grad for p in params if p.grad is not None]
+    period = group.get("period") or 1  # None: marked slow by `split`, but stepped by nobody's period
+    h = float(group["lr"]) * period
+    if group["temperature"] == 0 or h == 0:
+        return grads
+    scale = math.sqrt(2 * (1 - group["momentum"]) * group["temperature"] / h)
+    seed = _mixed(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & MASK
+    group["noise_steps"] += 1
+    generators = {device: torch.Generator(device).manual_seed(seed) for device in {p.device for p in params}}
+    return [_normal(p, generators[p.device]).mul_(scale).add_(g) for p, g in zip(params, grads, strict=True)]
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Entries from N(0, 1); real and imaginary parts each. Of a shard, those that it has in the whole."""
+    if is_sharded(like):
+        noise = torch.empty_like(like)
+        whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        local(noise).copy_(cut(_normal(whole, generator), like))
+        return noise
+    noise = torch.empty_like(like)
+    (torch.view_as_real(noise) if noise.is_complex() else noise).normal_(generator=generator)
+    return noise
+
+
+def _mixed(*words: int) -> int:
+    """A 64-bit hash (SplitMix64 over the words), so that streams of neighbouring seeds have nothing in common."""
+    mixed = 0
+    for word in words:
+        mixed = mixed + word + GOLDEN & MASK
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
+        mixed ^= mixed >> 31
+    return mixed
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """The numbers among the options of a group, checked and as Python's own."""
+    where = "LangevinSGD"
+    lr = options["lr"]
+    if isinstance(lr, Tensor) and lr.numel() != 1:
+        raise bad(ValueError, where, "lr", "a number or a tensor with one", lr)
+    checked_lr = number(where, "lr", lr.item() if isinstance(lr, Tensor) else lr, NOT_NEGATIVE, _not_negative)
+    for name in ("maximize", "foreach"):
+        if not isinstance(options[name], bool) and (name == "maximize" or options[name] is not None):
+            raise bad(TypeError, where, name, "True or False", options[name])
+    return options | {
+        "lr": lr if isinstance(lr, Tensor) else checked_lr,
+        "momentum": number(where, "momentum", options["momentum"], "in [0, 1)", lambda x: 0 <= x < 1),
+        "temperature": number(where, "temperature", options["temperature"], NOT_NEGATIVE, _not_negative),
+        "weight_decay": number(where, "weight_decay", options["weight_decay"], NOT_NEGATIVE, _not_negative),
+        "noise_seed": whole(where, "seed", options["noise_seed"], 0),
+        "noise_steps": whole(where, "noise_steps", options["noise_steps"], 0),
+    }
+
+
+def _not_negative(value: float) -> bool:
+    return 0 <= value < math.inf

@@ -1,0 +1,275 @@
+"""Which parameters are fast and which are slow, as parameter groups."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from mrreg.distributed.checks import check_model
+from mrreg.errors import bad, some, unknown, whole
+
+Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
+Choice: TypeAlias = Selector | Iterable[Any]
+Names: TypeAlias = dict[Tensor, tuple[str, ...]]  # every name a parameter goes by; empty where none is known
+Group: TypeAlias = dict[str, Any]
+
+# What DDP, torch.compile, FSDP1, activation checkpointing and MultirateMask put between the names of modules.
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
+def split(
+    model: nn.Module | Iterable[Any],
+    *,
+    fast: Choice | None = None,
+    slow: Choice | Mapping[Any, int] | None = None,
+) -> list[Group]:
+    """Divide parameters into fast and slow groups for `MultirateSGD`, `MultirateAdamW` or any torch optimizer.
+
+    Given only `fast`, every other parameter is slow, and the reverse; given both, they must cover everything. A
+    parameter reachable under several names (tied weights) counts once and goes by any of them. Frozen parameters are
+    placed like all others, as in torch, so that they train once they are unfrozen.
+
+    Args:
+        model: A module; parameters or named parameters; or existing parameter groups, whose order and options (`lr`,
+            `weight_decay`, names) are kept.
+        fast: What trains at every step: names of modules or parameters, glob patterns over them ("layer[34]",
+            "*.bias"), modules, parameters, predicates (name, parameter) -> bool, or an iterable of these. Prefixes
+            of wrappers ("module.", "_orig_mod.") may be left out of names, and predicates do not see them. Paper:
+            theta_F.
+        slow: What trains at every k-th step, in the same forms. A mapping from any of these to a period makes more
+            than two scales: `slow={"stem": 25, "body": 5}`. Paper: theta_S.
+
+    Returns:
+        Parameter groups, each with a "period": 1 for fast ones, None for slow ones (filled in by the `k` of the
+        optimizer) or the period of the mapping. A group in which several meet becomes several, fastest first.
+
+    Raises:
+        TypeError: If something is of another kind than listed above.
+        ValueError: If a choice matches nothing, `fast` and `slow` overlap or leave something out, or a part is empty.
+        RuntimeError: If a DistributedDataParallel in the model waits for gradients of all parameters, or was built
+            while some that train had requires_grad=False.
+
+    Example:
+        >>> import mrreg
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> [(group["param_names"], group["period"]) for group in mrreg.split(model, fast="2")]
+        [(['2.weight', '2.bias'], 1), (['0.weight', '0.bias'], None)]
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
+    """
+    groups, names = _read("split", model)
+    periods: dict[Tensor, int | None] = {}
+    for argument, choice, period in _parts(fast, slow):
+        chosen = _chosen("split", argument, choice, names)
+        if both := [_label(p, names) for p in chosen if p in periods]:
+            remedy = f"Chosen twice: {some(both)}."
+            raise bad(ValueError, "split", argument, "apart from what is chosen already", _shown(choice), remedy)
+        periods |= dict.fromkeys(chosen, period)
+    rest = [p for p in names if p not in periods]
+    if not rest and (fast is None or slow is None):
+        argument = "fast" if slow is None else "slow"
+        remedy = "Choose fewer; k=1 trains all of them at every step."
+        raise bad(ValueError, "split", argument, "some of the parameters", "all of them", remedy)
+    if rest and fast is not None and slow is not None:
+        remedy = (
+            f"Left out: {some(_label(p, names) for p in rest)}. Give fast or slow alone to have the rest in the other."
+        )
+        raise bad(ValueError, "split", "slow", "all that is not fast", _shown(slow), remedy)
+    periods |= dict.fromkeys(rest, None if slow is None else 1)
+    return [part for group in groups for part in _cut(group, periods)]
+
+
+def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> list[Group]:
+    """Put the biases on the slow time scale and everything else on the fast one.
+
+    In the paper this separates the arms of a spiral that plain SGD does not, at no saving in time: a bias costs next
+    to nothing. A bias is a parameter with the word bias in its own name ("bias", "in_proj_bias", "bias_ih_l0"), that
+    of a normalization layer included.
+
+    Args:
+        model: As in `split`; groups must carry names.
+        layers: Whose biases are slow, in the forms of `split`; default: those of all layers.
+
+    Returns:
+        Parameter groups as from `split`.
+
+    Raises:
+        TypeError: If `layers` is of another kind.
+        ValueError: If `layers` matches nothing, or nothing that has a bias.
+        RuntimeError: As in `split`.
+
+    Example:
+        >>> import mrreg
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 1))
+        >>> fast, slow = mrreg.biases(model, layers="0")
+        >>> slow["param_names"], slow["period"]
+        (['0.bias'], None)
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, appendix "Slow Biases".
+    """
+    groups, names = _read("biases", model)
+    among = list(names) if layers is None else _chosen("biases", "layers", layers, names)
+    slow = [p for p in among if any("bias" in name.rpartition(".")[2].split("_") for name in names[p])]
+    if not slow:
+        remedy = "Layers made with bias=False have none; parameters without names cannot be told apart."
+        raise bad(ValueError, "biases", "layers", "a choice with at least one bias", _shown(layers), remedy)
+    return split(groups, slow=slow)
+
+
+def _read(where: str, model: object) -> tuple[list[Group], Names]:
+    """Copies of the groups, each with a list of tensors as "params", and the names of every parameter."""
+    names: Names = {}
+    if isinstance(model, nn.Module):
+        check_model(where, model, switches=True)
+        groups = [_group(where, {"params": model.named_parameters()})]
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[parameter] = (*names.get(parameter, ()), name)
+    elif isinstance(model, Iterable) and not isinstance(model, str | Tensor | Mapping):
+        items = list(model)
+        is_groups = bool(items) and isinstance(items[0], Mapping)
+        groups = [_group(where, item) for item in (items if is_groups else [{"params": items}])]
+        for group in groups:
+            known = zip(group["param_names"]) if "param_names" in group else [()] * len(group["params"])
+            names |= dict(zip(group["params"], known, strict=True))
+    else:
+        raise bad(TypeError, where, "model", "a module, parameters or parameter groups", _shown(model))
+    if not names:
+        raise bad(ValueError, where, "model", "something with parameters", _shown(model), "An iterator ends after use.")
+    return groups, names
+
+
+def _group(where: str, given: object) -> Group:
+    """A copy of one parameter group in the form that torch gives it, duplicates left out."""
+    if not isinstance(given, Mapping) or "params" not in given:
+        raise bad(TypeError, where, "model", 'all groups with "params", or no groups', _shown(given))
+    params = given["params"]
+    items = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [params]
+    named = {item[1]: item[0] for item in reversed(items) if _is_named(item)}
+    items = [item[1] if _is_named(item) else item for item in items]
+    for item in items:
+        if not isinstance(item, Tensor):
+            raise bad(TypeError, where, "model", "made of tensors, or of pairs of name and tensor", _shown(item))
+    if "param_names" in given:
+        named = dict(zip(reversed(items), reversed(given["param_names"]), strict=True))
+    tensors = list(dict.fromkeys(items))
+    names = {"param_names": [named[p] for p in tensors]} if len(named) == len(tensors) else {}
+    return {**given, "params": tensors, **names}
+
+
+def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iterator[tuple[str, Any, int | None]]:
+    """Argument, choice and period of every part that was asked for."""
+    if fast is None and slow is None:
+        raise bad(ValueError, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".')
+    if fast is not None:
+        yield "fast", fast, 1
+    if not isinstance(slow, Mapping):
+        if slow is not None:
+            yield "slow", slow, None
+        return
+    if not slow:
+        raise bad(ValueError, "split", "slow", "a mapping with at least one entry", slow)
+    for choice, period in slow.items():
+        yield "slow", choice, whole("split", f"slow[{_shown(choice)!r}]", period)
+
+
+def _chosen(where: str, argument: str, choice: object, names: Names) -> list[Tensor]:
+    """The parameters that a choice means, in the order of the model."""
+    found: set[Tensor] = set()
+    for selector in _flat(where, argument, choice):
+        found |= _found(where, argument, selector, names)
+    if not found:
+        remedy = "An iterator such as model.parameters() is empty after its first use."
+        raise bad(ValueError, where, argument, "a choice of at least one parameter", _shown(choice), remedy)
+    return [p for p in names if p in found]
+
+
+def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
+    """The single selectors of a choice, from nested iterables too."""
+    if isinstance(choice, str | nn.Module | Tensor) or (callable(choice) and not isinstance(choice, type)):
+        yield choice
+    elif isinstance(choice, Iterable) and not isinstance(choice, Mapping | bytes):
+        for item in choice:
+            yield from _flat(where, argument, item[1] if _is_named(item) else item)
+    else:
+        rule = "names, patterns, modules, parameters or predicates"
+        raise bad(TypeError, where, argument, rule, choice)
+
+
+def _found(where: str, argument: str, selector: Selector, names: Names) -> set[Tensor]:
+    """The parameters that one selector means; at least one, except for a frozen parameter that was left out."""
+    if isinstance(selector, Tensor | nn.Module):
+        members = [selector] if isinstance(selector, Tensor) else list(selector.parameters())
+        if any(p.requires_grad and p not in names for p in members):
+            remedy = "Choose from the model or the groups that were given first."
+            raise bad(ValueError, where, argument, "parameters of the model", _shown(selector), remedy)
+        found = {p for p in members if p in names}
+        if isinstance(selector, Tensor):
+            return found
+    elif isinstance(selector, str):
+        return _found_by_name(where, argument, selector, names)
+    else:
+        found = {p for p, aliases in names.items() if any(selector(_plain(name), p) for name in aliases or ("",))}
+    if not found:
+        raise bad(ValueError, where, argument, "a choice of at least one parameter", _shown(selector))
+    return found
+
+
+def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set[Tensor]:
+    """The parameters that have the name or match the pattern, or lie in a module that does."""
+    known: set[str] = set()
+    for spell in (str, _plain):  # names as they are come first: a model may really have a part called "module"
+        paths = {p: {path for name in aliases for path in _paths(spell(name))} for p, aliases in names.items()}
+        known = {path for own in paths.values() for path in own}
+        hits = {path for path in known if path == pattern or fnmatchcase(path, pattern)}
+        if hits:
+            return {p for p, own in paths.items() if own & hits}
+    if not known:
+        remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
+        raise bad(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
+    rule = "the name of a module with parameters or of a parameter, or a pattern for one"
+    raise unknown(where, argument, rule, pattern, known)
+
+
+def _paths(name: str) -> Iterator[str]:
+    """A name and the names of all modules that it lies in."""
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _plain(name: str) -> str:
+    """A name without the prefixes of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
+    """One group per period in a group, fastest first and those without a number last."""
+    present = {periods[p] for p in group["params"]}
+    for period in sorted(present, key=lambda known: (known is None, known)):
+        kept = [i for i, p in enumerate(group["params"]) if periods[p] == period]
+        lists: Group = {key: [group[key][i] for i in kept] for key in ("params", "param_names") if key in group}
+        yield {**group, **lists, "period": period}
+
+
+def _is_named(item: object) -> bool:
+    """Whether this is an entry of named_parameters()."""
+    return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], Tensor)
+
+
+def _label(parameter: Tensor, names: Names) -> str:
+    """What a message calls a parameter."""
+    return next(iter(names[parameter]), None) or str(_shown(parameter))
+
+
+def _shown(value: object) -> object:
+    """A choice in a few words; the repr of a tensor or a module would fill the screen."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    is_short = isinstance(value, str | float | None) or (
+        isinstance(value, list) and all(isinstance(x, str) for x in value)
+    )
+    return value if is_short else f"a {type(value).__name__}"

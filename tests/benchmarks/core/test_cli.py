@@ -1,0 +1,167 @@
+"""The command line as a user types it: every benchmark, a budget, a crash, missing data, the report."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core import records
+from benchmarks.core.registry import REGISTERED
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process: importing torch anew for each call would take most of the time."""
+    monkeypatch.setenv("TERMINAL_WIDTH", "200")
+
+    def call(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *arguments])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+def needs_data(name: str, output: str) -> bool:
+    """Whether a benchmark stopped because its real data are not there, and said so in one line."""
+    return "--data-dir or MRREG_DATA" in output and output.count("error:") == 1 and "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_benchmark_runs_in_its_small_form(command: Command, name: str, tmp_path: Path) -> None:
+    done = command(*name.split(), "--preset", "smoke", "--out", str(tmp_path))
+    if done.returncode and "MRREG_DATA" not in os.environ and needs_data(name, done.stderr):
+        pytest.skip("MRREG_DATA does not name a folder with real data")
+    assert done.returncode == 0, done.stderr
+    record = records.load(records.path_of(tmp_path, name, "smoke"))
+    assert len(record.runs) == record.total > 0
+    assert done.stdout.splitlines()[-1].startswith(f"{name} smoke: {record.total} of {record.total} runs are in")
+    shown = command("report", "--records", str(tmp_path), "--out", str(tmp_path))
+    assert shown.returncode == 0, shown.stderr
+    assert str(record.device) in (tmp_path / "report.html").read_text()
+
+
+def test_list_names_every_benchmark_and_its_presets(command: Command) -> None:
+    done = command("list")
+    assert done.returncode == 0, done.stderr
+    for line, (name, entry) in zip(done.stdout.splitlines(), REGISTERED.items(), strict=True):
+        assert line.startswith(name)
+        assert entry.summary in line
+        assert "smoke" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["spiral", "--preset", "huge"], 1, "error: spiral: preset must be one of smoke"),
+        (["spiral", "--preset", "smoke", "--device", "toaster"], 1, "error: device must be one that torch knows"),
+        (["spirall"], 2, "spiral"),
+        (["spiral", "--seeds", "0"], 2, "--seeds"),
+        (["speed", "nothing"], 2, "nothing"),
+        (["all", "--preset", "smoke", "--budget", "-1"], 2, "--budget"),
+        (["all", "--preset", "huge"], 2, "'huge'"),
+    ],
+)
+def test_wrong_calls_are_one_clear_message(
+    command: Command, arguments: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    done = command(*arguments, "--out", str(tmp_path))
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from benchmarks.core import runner as harness
+from benchmarks.experiments.spiral import experiment as spiral
+
+def execute(config, run, context):
+    if len(context.record.runs) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [{"accuracy": seed} for seed in run.seeds]
+
+runs = lambda config: [harness.Run("SGD", (seed,)) for seed in range(4)]
+toy = harness.Benchmark("toy", {"smoke": spiral.PRESETS["smoke"]}, runs, execute)
+print(harness.run(toy, "smoke", Path(sys.argv[1])).added)
+"""
+
+
+def test_finished_runs_survive_kill_9(tmp_path: Path) -> None:
+    def attempt(kill_at: int) -> subprocess.CompletedProcess[str]:
+        code = [sys.executable, "-c", KILLED, str(tmp_path), str(kill_at)]
+        return subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert attempt(2).returncode == -signal.SIGKILL
+    assert len(records.load(tmp_path / "toy-smoke.json").runs) == 2
+    resumed = attempt(9)
+    assert resumed.stdout.splitlines()[-1] == "2", resumed.stderr
+    assert records.load(tmp_path / "toy-smoke.json").numbers("SGD", "accuracy") == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_all_reports_a_failure_and_says_so_by_its_exit_code(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.__main__.REGISTERED", {"spiral": REGISTERED["spiral"]})
+    call = ("all", "--preset", "smoke", "--budget", "60", "--out", str(tmp_path))
+    assert command(*call).returncode == 0
+    (tmp_path / "spiral-smoke.json").write_text("broken")
+    done = command(*call)
+    assert done.returncode == 1
+    assert "FAILED spiral: UserError" in done.stderr
+    assert (tmp_path / "spiral-smoke.json").read_text() == "broken"
+
+
+def test_the_report_of_no_records_lists_the_whole_paper(command: Command, tmp_path: Path) -> None:
+    done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in ("report.html", "report.md")]
+
+
+def test_a_record_of_an_unknown_benchmark_is_named(command: Command, tmp_path: Path) -> None:
+    record = records.Record("nobody", "cpu", {}, "cpu", 1, {})
+    record.save(tmp_path / "nobody-cpu.json")
+    done = command("report", "--records", str(tmp_path), "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "unknown benchmarks: nobody" in done.stderr
+
+
+WITHOUT = """
+import sys
+for name in ("torchvision", "transformers"):
+    sys.modules[name] = None
+sys.argv = ["benchmarks", "list"]
+import runpy
+runpy.run_module("benchmarks", run_name="__main__")
+"""
+
+
+def test_without_the_larger_packages_the_rest_is_there() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "smoke" in next(line for line in done.stdout.splitlines() if line.startswith("spiral"))

@@ -1,0 +1,354 @@
+"""The harness: what is kept, when a record is continued, and how a budget is shared."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.core import records, registry, suite
+from benchmarks.core import runner as harness
+from benchmarks.core.errors import UserError
+from benchmarks.core.records import Record, Result
+from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.data import locate as data
+
+
+@dataclass(frozen=True)
+class Toy:
+    seeds: int = 2
+    epochs: int = 3
+    methods: tuple[str, ...] = ("sgd", "masks")
+
+
+Execute = Callable[[Toy, Run, Context], Sequence[Result]]
+
+
+def accuracy(config: Toy, run: Run, context: Context) -> list[Result]:
+    return [{"accuracy": seed + config.epochs, "per epoch": [0.1] * config.epochs} for seed in run.seeds]
+
+
+def toy(execute: Execute = accuracy, **config: Any) -> Benchmark[Toy]:
+    def runs(config: Toy) -> list[Run]:
+        return [Run(method, (seed,)) for seed in range(config.seeds) for method in config.methods]
+
+    return Benchmark("toy", {"smoke": Toy(**config)}, runs, execute)
+
+
+def counting(fail_at: int | None = None) -> tuple[Execute, list[str]]:
+    """An `execute` that says which runs it was asked for, and may break down at one of them."""
+    seen: list[str] = []
+
+    def execute(config: Toy, run: Run, context: Context) -> list[Result]:
+        if len(seen) == fail_at:
+            raise ZeroDivisionError("broke down")
+        seen.append(run.key)
+        return accuracy(config, run, context)
+
+    return execute, seen
+
+
+def test_a_record_says_what_was_run_with_what(tmp_path: Path) -> None:
+    outcome = harness.run(toy(), "smoke", tmp_path)
+    assert (outcome.added, outcome.finished, outcome.total) == (4, 4, 4)
+    content = json.loads(outcome.path.read_text())
+    assert outcome.path.name == "toy-smoke.json"
+    assert content["schema"] == records.SCHEMA
+    assert content["config"] == {"seeds": 2, "epochs": 3, "methods": ["sgd", "masks"]}
+    assert content["versions"].keys() == {"python", "torch", "mrreg"}
+    assert content["device"].startswith("cpu")
+    assert content["threads"] == torch.get_num_threads()
+    run = content["runs"]["masks | seed 1"]
+    assert run["results"] == [{"accuracy": 4, "per epoch": [0.1, 0.1, 0.1]}]
+    assert run.keys() == {"method", "seeds", "seconds", "date", "commit", "dirty", "results"}
+
+
+def test_numbers_and_curves_come_back_by_seed(tmp_path: Path) -> None:
+    record = records.load(harness.run(toy(), "smoke", tmp_path).path)
+    assert record.numbers("sgd", "accuracy") == {0: 3.0, 1: 4.0}
+    assert record.curves("sgd", "per epoch")[1] == [0.1, 0.1, 0.1]
+    assert record.seeds == [0, 1]
+    assert record.numbers("nobody", "accuracy") == {}
+    assert record.numbers("sgd", "nothing") == {}
+
+
+def test_a_batch_of_seeds_gives_one_result_a_seed(tmp_path: Path) -> None:
+    batched = replace(toy(), runs=lambda config: [Run("sgd", (0, 1, 2))])
+    record = records.load(harness.run(batched, "smoke", tmp_path).path)
+    assert record.numbers("sgd", "accuracy") == {0: 3.0, 1: 4.0, 2: 5.0}
+
+
+def test_a_wrong_number_of_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one result a seed, got 0"):
+        harness.run(toy(lambda config, run, context: []), "smoke", tmp_path)
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 3])
+def test_finished_runs_survive_a_breakdown_and_are_not_repeated(tmp_path: Path, fail_at: int) -> None:
+    broken, before = counting(fail_at)
+    with pytest.raises(ZeroDivisionError):
+        harness.run(toy(broken), "smoke", tmp_path)
+    whole, after = counting()
+    outcome = harness.run(toy(whole), "smoke", tmp_path)
+    assert before + after == ["sgd | seed 0", "masks | seed 0", "sgd | seed 1", "masks | seed 1"]
+    assert outcome.finished == outcome.total == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-smoke.json"]
+
+
+def test_more_seeds_continue_and_fewer_lose_nothing(tmp_path: Path) -> None:
+    harness.run(toy(), "smoke", tmp_path)
+    execute, seen = counting()
+    harness.run(toy(execute), "smoke", tmp_path, seeds=3)
+    assert seen == ["sgd | seed 2", "masks | seed 2"]
+    path = harness.run(toy(execute), "smoke", tmp_path, seeds=1).path
+    assert records.load(path).seeds == [0, 1, 2]
+
+
+def test_other_settings_begin_anew_and_keep_the_older_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harness.run(toy(), "smoke", tmp_path)
+    execute, seen = counting()
+    path = harness.run(toy(execute, epochs=5), "smoke", tmp_path).path
+    assert len(seen) == 4
+    assert records.load(path).config["epochs"] == 5
+    assert records.load(tmp_path / "toy-smoke.json.bak").config["epochs"] == 3
+    assert "begun anew (epochs 3 -> 5)" in capsys.readouterr().out
+
+
+def test_fresh_measures_again(tmp_path: Path) -> None:
+    execute, seen = counting()
+    for _ in range(2):
+        harness.run(toy(execute), "smoke", tmp_path, fresh=True)
+    assert len(seen) == 8
+
+
+def test_a_later_run_sees_what_earlier_ones_found(tmp_path: Path) -> None:
+    def execute(config: Toy, run: Run, context: Context) -> list[Result]:
+        return [{"earlier": len(context.record.runs)}]
+
+    record = records.load(harness.run(toy(execute), "smoke", tmp_path).path)
+    assert record.numbers("masks", "earlier") == {0: 1.0, 1: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (0.123456789, 0.123457),
+        (98765.4321, 98765.4),
+        (math.nan, None),
+        (-math.inf, None),
+        (True, True),
+        ((1, 2.5), [1, 2.5]),
+        ({"a": [math.inf]}, {"a": [None]}),
+        ({3: "x"}, {"3": "x"}),
+    ],
+)
+def test_numbers_are_kept_short(value: object, kept: object) -> None:
+    assert records.compact(value, "here") == kept
+
+
+def test_what_is_not_plain_is_refused_by_its_place(tmp_path: Path) -> None:
+    def execute(config: Toy, run: Run, context: Context) -> list[Result]:
+        return [{"loss": [1.0, torch.zeros(1)]}]
+
+    with pytest.raises(TypeError, match=r"sgd \| seed 0\[0\]\.loss\[1\]: .* got Tensor"):
+        harness.run(toy(execute), "smoke", tmp_path)
+
+
+def test_what_was_not_finite_comes_back_as_nan(tmp_path: Path) -> None:
+    def execute(config: Toy, run: Run, context: Context) -> list[Result]:
+        return [{"loss": math.inf, "curve": [1.0, math.nan]}]
+
+    record = records.load(harness.run(toy(execute), "smoke", tmp_path).path)
+    assert math.isnan(record.numbers("sgd", "loss")[0])
+    assert math.isnan(record.curves("sgd", "curve")[0][1])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"schema": 1, "runs": {', "JSONDecodeError"),
+        ("", "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ("{}", "KeyError"),
+        ('{"schema": 99}', "schema must be 1, got 99"),
+        ('{"schema": 1}', "TypeError"),
+    ],
+)
+def test_an_unreadable_record_is_named_and_left_alone(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "toy-smoke.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=f"toy-smoke.json: .*{why}.*Move the file away"):
+        harness.run(toy(), "smoke", tmp_path)
+    assert path.read_text() == text
+
+
+def test_an_unknown_preset_or_device_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="toy: preset must be one of smoke, got 'huge'"):
+        harness.run(toy(), "huge", tmp_path)
+    with pytest.raises(UserError, match="one that torch knows, got 'toaster'"):
+        harness.run(toy(), "smoke", tmp_path, device="toaster")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    execute, seen = counting()
+    with pytest.raises(UserError, match="out must be a folder that can be made"):
+        harness.run(toy(execute), "smoke", tmp_path / "file" / "folder")
+    assert seen == []
+
+
+def test_records_of_no_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: records must be a folder"):
+        records.load_all(tmp_path / "nowhere")
+
+
+class Clock:
+    """A clock that moves only when told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        fake = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
+        monkeypatch.setattr(harness, "time", fake)
+        monkeypatch.setattr(suite, "time", fake)
+
+    def taking(self, seconds: float) -> Execute:
+        def execute(config: Toy, run: Run, context: Context) -> list[Result]:
+            self.now += seconds
+            return accuracy(config, run, context)
+
+        return execute
+
+
+def entry(benchmark: Benchmark[Toy] | None, share: float = 1.0) -> registry.Entry:
+    """An entry that gives this benchmark, or breaks down."""
+
+    class Given(registry.Entry):
+        def load(self) -> Benchmark[Any]:
+            if benchmark is None:
+                raise ImportError("no such module")
+            return benchmark
+
+    return Given("none", "", share)
+
+
+def named(name: str, execute: Execute, **config: Any) -> Benchmark[Toy]:
+    return replace(toy(execute, **config), name=name)
+
+
+def finished(folder: Path) -> dict[str, int]:
+    return {path.name.removesuffix("-smoke.json"): len(records.load(path).runs) for path in folder.glob("*.json")}
+
+
+def test_a_run_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    outcome = harness.run(toy(clock.taking(10)), "smoke", tmp_path, deadline=25)
+    assert (outcome.finished, outcome.total, clock.now) == (2, 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (None, {"a": 4, "b": 4}),
+        (1000, {"a": 4, "b": 4}),
+        (40, {"a": 3, "b": 1}),  # shares 3 : 1
+        (0, {}),
+    ],
+)
+def test_the_budget_is_shared_most_wanted_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, expected: dict[str, int]
+) -> None:
+    run = Clock(monkeypatch).taking(10)
+    entries = {"a": entry(named("a", run), share=3), "b": entry(named("b", run))}
+    assert suite.run_all(entries, "smoke", tmp_path, budget=budget) == {}
+    assert finished(tmp_path) == expected
+
+
+def test_what_one_does_not_use_goes_to_those_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    entries = {"slow": entry(named("slow", clock.taking(10))), "quick": entry(named("quick", clock.taking(1)))}
+    suite.run_all(entries, "smoke", tmp_path, budget=50)
+    assert finished(tmp_path) == {"slow": 4, "quick": 4}
+    assert clock.now <= 50
+
+
+def test_a_long_run_begins_when_the_others_leave_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    harness.run(named("long", clock.taking(30)), "smoke", tmp_path, deadline=1)  # one run: how long is known now
+    entries = {"long": entry(named("long", clock.taking(30))), "quick": entry(named("quick", clock.taking(1)))}
+    suite.run_all(entries, "smoke", tmp_path, budget=40)
+    assert finished(tmp_path) == {"long": 2, "quick": 4}
+
+
+def test_a_failure_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
+    broken, _ = counting(fail_at=1)
+    entries = {"broken": entry(named("broken", broken)), "gone": entry(None), "fine": entry(named("fine", accuracy))}
+    failures = suite.run_all(entries, "smoke", tmp_path)
+    assert failures == {"broken": "ZeroDivisionError: broke down", "gone": "ImportError: no such module"}
+    assert finished(tmp_path) == {"broken": 1, "fine": 4}
+
+
+def test_a_benchmark_without_the_preset_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(named("other", accuracy), presets={"cpu": Toy()})
+    entries = {"other": entry(other), "fine": entry(named("fine", accuracy))}
+    assert suite.run_all(entries, "smoke", tmp_path) == {}
+    assert finished(tmp_path) == {"fine": 4}
+    assert "other: has no preset smoke, left out" in capsys.readouterr().out
+
+
+def test_data_are_found_where_the_caller_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.txt").touch()
+    monkeypatch.delenv("MRREG_DATA", raising=False)
+    assert data.locate("Set", ["set/a.txt"], tmp_path, None) == tmp_path
+    monkeypatch.setenv("MRREG_DATA", str(tmp_path))
+    assert data.locate("Set", ["set/a.txt"], None, None) == tmp_path
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_missing_data_are_one_line_with_files_and_place(tmp_path: Path, exists: bool) -> None:
+    folder = tmp_path if exists else tmp_path / "nowhere"
+    with pytest.raises(UserError, match="--data-dir or MRREG_DATA") as caught:
+        data.locate(
+            "Set", ["set/a.txt", "set/b.txt"], folder, lambda root: pytest.fail("downloads into a named folder")
+        )
+    message = str(caught.value)
+    assert message.startswith(f"Set: expected set/a.txt, set/b.txt in {folder}")
+    assert ("not a folder" in message) is not exists
+    assert "\n" not in message
+
+
+def test_without_a_folder_a_download_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MRREG_DATA", raising=False)
+    monkeypatch.setattr(data, "DEFAULT_FOLDER", tmp_path)
+
+    def offline(root: Path) -> None:
+        raise OSError("no network\nand more")
+
+    with pytest.raises(UserError, match=r"a\.txt .*the download failed: OSError: no network\)"):
+        data.locate("Set", ["a.txt"], None, offline)
+    assert data.locate("Set", ["a.txt"], None, lambda root: (root / "a.txt").touch()) == tmp_path
+    assert data.locate("Set", ["a.txt"], None, offline) == tmp_path
+
+
+def test_a_record_without_git_names_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    records.revision.cache_clear()
+    try:
+        assert records.revision() == (None, None)
+    finally:
+        records.revision.cache_clear()
+
+
+def test_records_of_a_folder_are_loaded_by_name(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        harness.run(named(name, accuracy), "smoke", tmp_path)
+    assert [record.benchmark for record in records.load_all(tmp_path)] == ["a", "b"]
+    assert isinstance(records.load_all(tmp_path)[0], Record)

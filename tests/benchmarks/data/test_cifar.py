@@ -1,0 +1,80 @@
+"""CIFAR-10 from a folder of images: what is read, and what is said where something is missing."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.core.errors import UserError
+from benchmarks.data.cifar import CLASSES, cifar10, normal
+
+
+def folder_of_images(root: Path, classes: tuple[str, ...] = CLASSES, each: int = 2) -> Path:
+    for part in ("train", "test"):
+        for label, name in enumerate(classes):
+            place = root / "cifar10" / part / name
+            place.mkdir(parents=True)
+            for index in range(each):
+                Image.new("RGB", (32, 32), (label, index, 7)).save(place / f"{index}.png")
+    return root
+
+
+def test_images_and_labels_belong_together_in_a_mixed_order(tmp_path: Path) -> None:
+    data = cifar10(folder_of_images(tmp_path))
+    assert data.x.shape == (20, 3, 32, 32)
+    assert data.x.dtype == torch.uint8
+    assert torch.equal(data.x[:, 0, 0, 0].long(), data.y)
+    assert torch.equal(data.test_x[:, 0, 5, 9].long(), data.test_y)
+    assert (data.x[:, 2] == 7).all()
+    assert not torch.equal(data.y, data.y.sort().values)
+    assert data.y.bincount().tolist() == [2] * 10
+
+
+def test_a_part_is_the_beginning_of_the_whole(tmp_path: Path) -> None:
+    root = folder_of_images(tmp_path)
+    whole, part = cifar10(root), cifar10(root, 5, 3)
+    assert torch.equal(part.x, whole.x[:5])
+    assert torch.equal(part.test_y, whole.test_y[:3])
+
+
+def test_torchvisions_own_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    place = tmp_path / "cifar-10-batches-py"
+    place.mkdir()
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        content = {"data": np.arange(3072, dtype=np.uint8)[None], "labels": [3]}
+        (place / name).write_bytes(pickle.dumps(content))
+    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": list(CLASSES)}))
+    data = cifar10(tmp_path)
+    assert data.x.shape == (5, 3, 32, 32)
+    assert data.y.tolist() == [3] * 5
+    assert data.x[0, 1, 0, 0] == 1024 % 256
+    assert len(cifar10(tmp_path, 2, 1).y) == 2
+
+
+def test_missing_data_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cifar10/train and cifar10/test .*expected cifar-10-batches-py/data_batch_1"):
+        cifar10(tmp_path)
+
+
+def test_empty_folders_are_named(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        (tmp_path / "cifar10" / part).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"cifar10/train must hold a folder of images for each class"):
+        cifar10(tmp_path)
+
+
+def test_other_classes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must hold the folders airplane, automobile"):
+        cifar10(folder_of_images(tmp_path, classes=("cat", "mouse")))
+
+
+def test_normal_takes_out_mean_and_deviation() -> None:
+    white = normal(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
+    assert white[0, :, 0, 0].tolist() == pytest.approx(
+        [(1 - 0.4914) / 0.247, (1 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
+    )

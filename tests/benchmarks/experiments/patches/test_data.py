@@ -1,0 +1,98 @@
+"""Patch-augmented images: shares, patterns, and where the patch is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.data.cifar import Images, normal
+from benchmarks.experiments.patches import data as patches_data
+from benchmarks.experiments.patches.data import Patched, Patterns
+
+
+def images(count: int) -> Images:
+    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
+    y = torch.arange(count) % 10
+    return Images(x, y, x, y)
+
+
+@pytest.fixture
+def patterns() -> Patterns:
+    return Patterns.draw(torch.Generator().manual_seed(1))
+
+
+def everything(data: Patched) -> tuple[torch.Tensor, torch.Tensor]:
+    return data.batch(torch.arange(len(data.y)))
+
+
+def test_a_fifth_is_free_and_a_fifth_of_the_rest_is_the_patch_alone(patterns: Patterns) -> None:
+    data = images(5000)
+    train = patches_data.training_set(data, patterns, torch.Generator().manual_seed(0))
+    free, only = train.patch == 0, train.image == 0
+    assert int(free.sum()) == 1000
+    assert not (free & only).any()
+    assert int(only.sum()) / 5000 == pytest.approx(0.16, abs=0.02)
+
+
+def test_patterns_have_the_papers_spread() -> None:
+    z, zeta = [], []
+    for seed in range(50):
+        drawn = Patterns.draw(torch.Generator().manual_seed(seed))
+        z.append(drawn.z)
+        zeta.append(drawn.zeta)
+    assert torch.stack(z).var().item() == pytest.approx(1.5625, rel=0.05)
+    assert torch.stack(zeta).var().item() == pytest.approx(0.2**2 / 12, rel=0.05)
+    assert -0.1 <= torch.stack(zeta).min() < -0.099
+    assert 0.099 < torch.stack(zeta).max() <= 0.1
+    assert zeta[0].shape == (10, 3, 7, 7)
+
+
+def test_shifts_are_one_with_an_image_and_up_to_seven_quarters_without(patterns: Patterns) -> None:
+    sets = patches_data.evaluation_sets(images(2000), patterns, torch.Generator().manual_seed(0))
+    both, only = sets["patched"].shift, sets["patch only"].shift
+    assert set(both.tolist()) == {1.0, -1.0}
+    assert abs(both.mean()) < 0.1
+    assert only.abs().max() < 1.75
+    assert only.abs().mean().item() == pytest.approx(0.875, abs=0.05)
+    assert abs(only.mean()) < 0.1
+
+
+def test_each_kind_of_test_image_is_what_its_name_says(patterns: Patterns) -> None:
+    data = images(20)
+    sets = patches_data.evaluation_sets(data, patterns, torch.Generator().manual_seed(0))
+    assert tuple(sets) == patches_data.SETS
+    plain = normal(data.test_x)
+    centre = (slice(None), slice(None), slice(12, 19), slice(12, 19))
+    shown = {name: everything(each)[0] for name, each in sets.items()}
+    torch.testing.assert_close(shown["clean"], plain)
+    for name, background in (("patched", plain), ("patch only", torch.zeros_like(plain))):
+        added = shown[name] - background
+        expected = [patterns.z + s * patterns.zeta[y] for s, y in zip(sets[name].shift, data.test_y, strict=True)]
+        torch.testing.assert_close(added[centre], torch.stack(expected), atol=1e-5, rtol=0)
+        added[centre] = 0
+        assert added.abs().max() < 1e-5
+
+
+def test_a_batch_is_those_images_in_that_order(patterns: Patterns) -> None:
+    train = patches_data.training_set(images(30), patterns, torch.Generator().manual_seed(0))
+    x, y = everything(train)
+    index = torch.tensor([7, 3, 29])
+    got = train.batch(index)
+    assert torch.equal(got[0], x[index])
+    assert torch.equal(got[1], y[index])
+
+
+def test_only_the_middle_is_shown_where_that_is_asked_for(patterns: Patterns) -> None:
+    whole, middle = (
+        patches_data.training_set(images(10), patterns, torch.Generator().manual_seed(0), side) for side in (32, 16)
+    )
+    assert torch.equal(everything(replace(middle, x=whole.x))[0], everything(whole)[0][:, :, 8:24, 8:24])
+
+
+def test_the_data_set_follows_from_the_generator(patterns: Patterns) -> None:
+    data = images(50)
+    one, two, other = (
+        patches_data.training_set(data, patterns, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
+    )
+    assert torch.equal(everything(one)[0], everything(two)[0])
+    assert not torch.equal(everything(one)[0], everything(other)[0])

@@ -1,0 +1,71 @@
+"""The patches benchmark: its batches, its evaluation, its record."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.core import runner as harness
+from benchmarks.core.records import load
+from benchmarks.data.cifar import Images
+from benchmarks.experiments.patches import data as patches_data
+from benchmarks.experiments.patches import experiment as patches
+
+
+def patched(count: int) -> patches_data.Patched:
+    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
+    data = Images(x, torch.arange(count) % 10, x, torch.arange(count) % 10)
+    patterns = patches_data.Patterns.draw(torch.Generator().manual_seed(0))
+    return patches_data.training_set(data, patterns, torch.Generator().manual_seed(0))
+
+
+def test_every_epoch_has_full_batches_of_different_images() -> None:
+    order = patches.batches(10, 4, torch.Generator().manual_seed(0))
+    for _ in range(5):
+        epoch = torch.cat([next(order), next(order)])
+        assert len(set(epoch.tolist())) == 8
+
+
+@pytest.mark.parametrize("preset", patches.PRESETS)
+def test_copies_are_evaluated_when_they_have_just_been_merged(preset: str) -> None:
+    config = patches.PRESETS[preset]
+    assert config.every % patches.K == 0
+    assert config.steps % config.every == 0
+
+
+def test_every_row_of_a_preset_is_measured_there() -> None:
+    for preset, config in patches.PRESETS.items():
+        (section,) = [each for each in patches.SECTIONS if each.presets and preset in each.presets]
+        assert [row.label for row in section.rows] == [f"{s}: {m}" for s in patches_data.SETS for m in config.methods]
+        assert {run.method for run in patches.runs(config)} == set(config.methods)
+
+
+def test_statistics_are_those_of_training_images_alone() -> None:
+    data = patched(40)
+    net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3072, 10))
+    net(torch.full((4, 3, 32, 32), 100.0))  # what came before is forgotten
+    patches.fit_statistics(net, data, 30)
+    mean = data.batch(torch.arange(30))[0].mean((0, 2, 3))
+    torch.testing.assert_close(net.state_dict()["0.running_mean"], mean)
+
+
+def test_accuracy_counts_the_right_ones_and_returns_to_training() -> None:
+    class Says(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.one_hot(torch.full((len(x),), 3), 10).float()
+
+    net = Says()
+    assert patches.accuracy(net, patched(40)) == 10.0
+    assert net.training
+
+
+@pytest.mark.data
+def test_smoke_record_is_paired_by_seed(data_dir: Path, tmp_path: Path) -> None:
+    record = load(harness.run(patches.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
+    for method in patches.METHODS:
+        for name in patches_data.SETS:
+            assert sorted(record.numbers(method, name)) == [0, 1]
+            assert all(len(curve) == 2 for curve in record.curves(method, f"{name} per evaluation").values())
+        assert record.curves(method, "epoch")[0] == [2.0, 4.0]
+    assert all(len(claim.values(record)) == 2 for claim in patches.SECTIONS[1].claims)

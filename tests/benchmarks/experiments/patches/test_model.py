@@ -1,0 +1,87 @@
+"""The WideResNet, and the merged pair of networks against a literal loop."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.experiments.patches.model import Composite, Single, wide_resnet
+
+LR, K, MOMENTUM, DECAY = 0.02, 3, 0.9, 0.01
+
+
+def test_paper_network_has_the_usual_number_of_weights() -> None:
+    with torch.device("meta"):
+        net = wide_resnet(16, 10)
+    assert sum(p.numel() for p in net.parameters()) == 17_116_634  # of the published WRN-16-10 with 10 classes
+    assert sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in net.modules()) == 13
+
+
+def test_a_network_answers_for_every_class_whatever_the_size_of_images() -> None:
+    for side in (32, 16):
+        assert wide_resnet(10, 1)(torch.randn(2, 3, side, side)).shape == (2, 10)
+
+
+def problem() -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 10)).double()
+    batches = [(torch.randn(8, 3, 6, 6, dtype=torch.double), torch.randint(10, (8,))) for _ in range(3 * K + 1)]
+    return net, batches
+
+
+def gradient(net: nn.Module, at: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
+    names = [name for name, _ in net.named_parameters()]
+    leaves = [value.clone().requires_grad_() for value in at]
+    out = torch.func.functional_call(net, dict(zip(names, leaves, strict=True)), (x,))
+    grads = torch.autograd.grad(F.cross_entropy(out, y), leaves)
+    return [grad + DECAY * value for grad, value in zip(grads, at, strict=True)]
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("each_step", [False, True])
+def test_both_copies_equal_a_literal_loop_after_every_step(each_step: bool) -> None:
+    net, batches = problem()
+    plain = deepcopy(net)  # in training mode, so its running statistics do not matter
+    fast, slow = ([p.detach().clone() for p in net.parameters()] for _ in range(2))
+    p_fast, p_slow = ([torch.zeros_like(p) for p in fast] for _ in range(2))
+    pair = Composite(net, LR, K, MOMENTUM, DECAY, each_step=each_step)
+    slow_lr = K * LR if each_step else LR
+    for t, (x, y) in enumerate(batches):
+        g_fast, g_slow = gradient(plain, fast, x, y), gradient(plain, slow, x, y)
+        for i in range(len(fast)):
+            p_fast[i] = MOMENTUM * p_fast[i] + g_fast[i]
+            fast[i] = fast[i] - LR * p_fast[i]
+            if each_step or t % K == 0:
+                p_slow[i] = MOMENTUM * p_slow[i] + g_slow[i]
+            slow[i] = slow[i] - slow_lr * p_slow[i]
+            if (t + 1) % K == 0:
+                fast[i] = slow[i] = (fast[i] + slow[i]) / 2
+        pair.step(pair.loss(x, y))
+        for ours, theirs in ((pair.net, fast), (pair.slow, slow)):
+            for got, want in zip(ours.parameters(), theirs, strict=True):
+                torch.testing.assert_close(got.detach(), want, atol=1e-13, rtol=1e-13)
+
+
+def test_the_slow_copy_computes_once_a_cycle() -> None:
+    net, batches = problem()
+    pair = Composite(net, LR, K, MOMENTUM, DECAY)
+    calls = []
+    pair.slow.register_forward_hook(lambda *_: calls.append(pair.done))
+    for x, y in batches:
+        pair.step(pair.loss(x, y))
+    assert calls == [0, K, 2 * K, 3 * K]
+
+
+def test_one_network_is_plain_sgd() -> None:
+    net, batches = problem()
+    other = deepcopy(net)
+    single = Single(net, LR, MOMENTUM, DECAY)
+    sgd = torch.optim.SGD(other.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    for x, y in batches:
+        single.step(single.loss(x, y))
+        sgd.zero_grad()
+        F.cross_entropy(other(x), y).backward()  # type: ignore[no-untyped-call]
+        sgd.step()
+    for got, want in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(got, want)

@@ -1,0 +1,152 @@
+"""The language model of the Penn Treebank benchmark and its training loop."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import mrreg
+from benchmarks.experiments.ptb.data import Text
+from benchmarks.experiments.ptb.model import LanguageModel, sinusoids
+from benchmarks.experiments.ptb.training import (
+    LENGTH,
+    LR,
+    Method,
+    Setting,
+    batches,
+    held_out_loss,
+    in_rows,
+    network,
+    train,
+)
+
+WORDS, WIDTH = 12, 8
+METHODS = [
+    Method(),
+    Method("dropout", 0.3),
+    Method("masks", 0.3, k=3),
+    Method("masks", 0.3, k=3, boost=2.0, momentum=0.0),
+    Method("unit masks", 0.3, k=3),
+]
+
+
+@pytest.fixture
+def text() -> Text:
+    train, valid, test = (torch.randint(WORDS, (n,)) for n in (300, 200, 150))
+    return Text(train, valid, test, WORDS)
+
+
+def test_the_model_is_the_tutorials() -> None:
+    model = LanguageModel(10_000)
+    encoder = 2 * (4 * (200 * 200 + 200) + 2 * (200 * 200 + 200) + 4 * 200)
+    assert sum(p.numel() for p in model.parameters()) == 2 * 10_000 * 200 + 10_000 + encoder
+    assert model.embedding.weight.abs().max() <= 0.1
+    assert all(layer.self_attn.num_heads == 2 and not layer.norm_first for layer in model.encoder.layers)
+
+
+def test_no_word_sees_the_following_ones() -> None:
+    model = LanguageModel(WORDS, WIDTH).eval()
+    words = torch.randint(WORDS, (1, LENGTH))
+    other = words.clone()
+    other[0, 20:] = (other[0, 20:] + 1) % WORDS
+    one, two = model(words), model(other)
+    torch.testing.assert_close(one[:, :20], two[:, :20])
+    assert not torch.allclose(one[:, 20], two[:, 20])
+
+
+def test_embedding_is_scaled_before_positions_are_added() -> None:
+    model = LanguageModel(WORDS, WIDTH).eval()
+    seen: list[torch.Tensor] = []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    words = torch.randint(WORDS, (2, 5))
+    model(words)
+    expected = F.embedding(words, model.embedding.weight) * math.sqrt(WIDTH) + sinusoids(5, WIDTH)
+    torch.testing.assert_close(seen[0], expected)
+
+
+def test_positions_are_sines_and_cosines_of_falling_rates() -> None:
+    table = sinusoids(4, 6)
+    for t in range(4):
+        for i in range(3):
+            angle = t / 10_000 ** (2 * i / 6)
+            assert table[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
+            assert table[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+def test_batches_predict_the_next_word_of_every_row() -> None:
+    rows = in_rows(torch.arange(2 * 80 + 1), 2)
+    assert rows[:, 0].tolist() == [0, 80]
+    pairs = list(batches(rows))
+    assert [x.shape[1] for x, _ in pairs] == [35, 35, 9]
+    assert all(torch.equal(y, x + 1) for x, y in pairs)
+    assert torch.equal(torch.cat([x for x, _ in pairs], 1), rows[:, :-1])
+
+
+def test_masks_are_on_every_matrix_of_the_encoder_layers_and_nowhere_else() -> None:
+    model = network(Method("masks", 0.3, k=4, boost=2.0), WORDS, WIDTH)
+    masks = {name: m for name, m in model.named_modules() if isinstance(m, mrreg.MultirateMask)}
+    assert list(masks) == ["encoder.layers.0", "encoder.layers.1"]
+    for mask in masks.values():
+        assert (mask.p, mask.k, mask.boost, mask.structure, mask.rescale) == (0.3, 4, 2.0, "weight", False)
+        names = [target.name for target in mask.targets]
+        assert names == ["self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight"]
+
+
+def test_unit_masks_stand_where_dropout_was() -> None:
+    model = network(Method("unit masks", 0.3, k=4), WORDS, WIDTH)
+    masks = [m for m in model.modules() if isinstance(m, mrreg.MultirateMask)]
+    assert len(masks) == 6
+    assert all((m.p, m.k, m.structure, m.rescale) == (0.3, 4, "output", True) for m in masks)
+    assert not any(isinstance(m, torch.nn.Dropout) and m.p for m in model.modules())
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.kind}, momentum {m.momentum}")
+def test_training_is_the_plain_loop(method: Method, text: Text) -> None:
+    curve = train(method, Setting(2, batch=3, width=WIDTH), text, seed=5)
+    torch.manual_seed(5)
+    model = network(method, WORDS, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=method.momentum)
+    if "masks" in method.kind:
+        mrreg.attach(optimizer, model, seed=5)
+    torch.manual_seed(5)
+    losses = []
+    for _ in range(2):
+        model.train()
+        for start in range(0, 99, 35):
+            stop = min(start + 35, 99)
+            words = torch.stack([text.train[row * 100 + start : row * 100 + stop + 1] for row in range(3)])
+            optimizer.zero_grad()
+            F.cross_entropy(model(words[:, :-1]).reshape(-1, WORDS), words[:, 1:].reshape(-1)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        losses.append(held_out_loss(model, in_rows(text.valid, 50)))
+    assert curve.valid == losses
+    assert len(curve.train) == len(curve.test) == 2
+
+
+@pytest.mark.parametrize("method", METHODS[1:], ids=lambda m: m.kind)
+def test_methods_differ_from_sgd_in_training_only(method: Method, text: Text) -> None:
+    same = [train(m, Setting(1, batch=3, width=WIDTH), text, seed=0).train[0] for m in (Method(), method)]
+    assert same[0] != same[1]
+    torch.manual_seed(0)
+    model = network(method, WORDS, WIDTH)
+    torch.manual_seed(0)
+    plain = network(Method(), WORDS, WIDTH)
+    rows = in_rows(text.test, 50)
+    assert held_out_loss(model, rows) == pytest.approx(held_out_loss(plain, rows))
+
+
+def test_held_out_loss_is_the_mean_over_all_words_in_evaluation_mode(text: Text) -> None:
+    model = network(Method("dropout", 0.5), WORDS, WIDTH)
+    rows = in_rows(text.valid, 2)
+    got = held_out_loss(model, rows)
+    parts = [F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none") for x, y in batches(rows)]
+    assert got == pytest.approx(torch.cat(parts).mean().item(), rel=1e-6)
+    assert not model.training
+
+
+def test_training_ends_when_the_minimum_is_so_long_past(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses = iter([5.0, 0, 4.0, 0, 4.5, 0, 3.0, 0, 3.5, 0, 3.2, 0, 1.0, 0])  # validation and test in turns
+    monkeypatch.setattr("benchmarks.experiments.ptb.training.held_out_loss", lambda *_: float(next(losses)))
+    curve = train(Method(), Setting(7, batch=3, patience=2, width=WIDTH), text, seed=0)
+    assert curve.valid == [5.0, 4.0, 4.5, 3.0, 3.5, 3.2]

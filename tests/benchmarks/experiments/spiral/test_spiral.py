@@ -1,0 +1,234 @@
+"""The spiral benchmark: its data, its stacked networks, and every method against a literal NumPy loop."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.core import runner as harness
+from benchmarks.core.records import Record, load
+from benchmarks.core.sections import Claim, Row
+from benchmarks.experiments.spiral import experiment as spiral
+from benchmarks.experiments.spiral import task as spiral_task
+from benchmarks.report import plots as report_plots
+
+Array = npt.NDArray[np.float64]
+Theta = dict[str, Array]
+H, K = 0.2, 5
+CPU = torch.device("cpu")
+WEIGHTS, HIDDEN, OUTPUT = ("w1", "w2"), ("b1",), ("b2",)
+
+
+# The literal reading: one network, one loop, hand-written gradients, float64.
+
+
+def gradient(theta: Theta, x: Array, y: Array) -> Theta:
+    z = x @ theta["w1"].T + theta["b1"]  # (N, width)
+    active = np.maximum(z, 0)
+    logit = active @ theta["w2"].T + theta["b2"]  # (N, 1)
+    delta = (1 / (1 + np.exp(-logit)) - y[:, None]) / len(y)
+    back = (delta @ theta["w2"]) * (z > 0)
+    return {"w1": back.T @ x, "b1": back.sum(0), "w2": delta.T @ active, "b2": delta.sum(0)}
+
+
+Update = Callable[[int, Theta, Theta, Theta], None]  # step, parameters, gradient, what the method remembers
+
+
+def ordinary(rates: dict[str, float], momentum: float = 0.0) -> Update:
+    def update(t: int, theta: Theta, g: Theta, memory: Theta) -> None:
+        for name in theta:
+            memory[name] = momentum * memory.get(name, np.zeros_like(g[name])) + g[name]
+            theta[name] = theta[name] - rates.get(name, H) * memory[name]
+
+    return update
+
+
+def multirate(slow: tuple[str, ...], momentum: float = 0.0) -> Update:
+    """Algorithm 1: the slow part takes a gradient every k steps and moves along it at every step."""
+
+    def update(t: int, theta: Theta, g: Theta, memory: Theta) -> None:
+        for name in theta:
+            if name not in slow or t % K == 0:
+                memory[name] = momentum * memory.get(name, np.zeros_like(g[name])) + g[name]
+            theta[name] = theta[name] - H * memory[name]
+
+    return update
+
+
+def rare(rate: float) -> Update:
+    """The biases move once in k steps by rate times their gradient, and rest in between."""
+
+    def update(t: int, theta: Theta, g: Theta, memory: Theta) -> None:
+        for name in theta:
+            if name in WEIGHTS:
+                theta[name] = theta[name] - H * g[name]
+            elif t % K == 0:
+                theta[name] = theta[name] - rate * g[name]
+
+    return update
+
+
+ORACLES: dict[str, Update] = {
+    "SGD": ordinary({}),
+    "multirate, all biases": multirate(HIDDEN + OUTPUT),
+    "multirate, input biases": multirate(HIDDEN),
+    "multirate, output bias": multirate(OUTPUT),
+    "biases at 5h every step": ordinary({"b1": K * H, "b2": K * H}),
+    "biases frozen, same step size": rare(H),
+    "multirate, no drift": rare(K * H),
+    "SGD, momentum 0.9": ordinary({}, momentum=0.9),
+    "multirate, momentum 0.9": multirate(HIDDEN + OUTPUT, momentum=0.9),
+}
+
+
+def literal(update: Update, seed: int, index: int, data: spiral_task.Data, epochs: int, width: int) -> Theta:
+    net = spiral_task.network(seed, width).double()
+    names = ("w1", "b1", "w2", "b2")
+    theta = {n: p.detach().numpy().copy() for n, p in zip(names, net.parameters(), strict=True)}
+    memory: Theta = {}
+    t = 0
+    for batches in data.epochs(epochs):
+        for x, y in batches:
+            update(t, theta, gradient(theta, x[index].numpy(), y[index].numpy()), memory)
+            t += 1
+    return theta
+
+
+def small(seeds: list[int]) -> spiral_task.Data:
+    data = spiral_task.Data(seeds, 6 * spiral_task.BATCH, 50, CPU)
+    for name in ("x", "y", "test_x", "test_y"):
+        setattr(data, name, getattr(data, name).double())
+    return data
+
+
+@pytest.mark.parametrize("method", ORACLES)
+def test_method_is_the_literal_loop(method: str) -> None:
+    seeds, width, epochs = [3, 8], 20, 5  # 30 steps: six cycles
+    nets = spiral_task.Networks(seeds, width).double()
+    spiral_task.train(nets, spiral.METHODS[method](nets), small(seeds), epochs, lambda _: None)
+    for index, seed in enumerate(seeds):
+        theta = literal(ORACLES[method], seed, index, small(seeds), epochs, width)
+        for mine, name in zip(nets.parameters(), theta, strict=True):
+            np.testing.assert_allclose(mine[index].detach().numpy(), theta[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+def test_every_method_has_an_oracle() -> None:
+    assert set(spiral.METHODS) == set(ORACLES)
+
+
+def test_one_stacked_network_trains_like_plain_sequential() -> None:
+    nets = spiral_task.Networks([4])
+    spiral_task.train(nets, torch.optim.SGD(nets.parameters(), lr=H), small_float([4]), 5, lambda _: None)
+    plain = spiral_task.network(4)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=H)
+    for batches in small_float([4]).epochs(5):
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.binary_cross_entropy_with_logits(plain(x[0]).squeeze(1), y[0]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    for mine, theirs in zip(nets.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
+
+
+def small_float(seeds: list[int]) -> spiral_task.Data:
+    return spiral_task.Data(seeds, 6 * spiral_task.BATCH, 50, CPU)
+
+
+def test_a_seed_does_not_depend_on_its_neighbours() -> None:
+    def trained(seeds: list[int]) -> tuple[list[float], list[torch.Tensor]]:
+        data, nets = small_float(seeds), spiral_task.Networks(seeds, 20)
+        spiral_task.train(nets, torch.optim.SGD(nets.parameters(), lr=H), data, 2, lambda _: None)
+        return spiral_task.accuracy(nets, data.test_x, data.test_y), [p.detach() for p in nets.parameters()]
+
+    alone, both = trained([7]), trained([2, 7])
+    assert alone[0][0] == pytest.approx(both[0][1], abs=2.1)
+    for one, two in zip(alone[1], both[1], strict=True):
+        torch.testing.assert_close(one[0], two[1], rtol=0, atol=1e-6)
+
+
+def test_spirals_lie_on_the_curve() -> None:
+    x, y = spiral_task.spirals(2000, torch.Generator().manual_seed(1))
+    assert x.shape == (2000, 2)
+    assert y.sum() == 1000
+    radius = x.norm(dim=1)
+    assert radius.max() < spiral_task.RADIUS + 0.1
+    # t uniform and p = 1/2: the squared radius is uniform on [0, a^2)
+    assert (radius**2).mean().item() == pytest.approx(2.0, abs=0.1)
+    turned = x * (1 - 2 * y).unsqueeze(1)  # the second spiral turned onto the first
+    angle = torch.atan2(turned[:, 1], turned[:, 0])
+    along = 2 * math.pi * spiral_task.TURNS * radius / spiral_task.RADIUS
+    off = torch.remainder(angle - along + math.pi, 2 * math.pi) - math.pi
+    far = radius > 0.5
+    assert (off * radius)[far].abs().mean() < 0.5  # noise 0.02 in radius is 4 pi times that along the arc
+    assert off[far].mean().abs() < 0.02
+
+
+def test_every_epoch_uses_each_point_once_in_a_new_order() -> None:
+    data = small_float([0, 1])
+    first, second = (torch.cat([x for x, _ in batches], 1) for batches in data.epochs(2))
+    for seen in (first, second):
+        for index in range(2):
+            assert torch.equal(seen[index].sort(0).values, data.x[index].sort(0).values)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_networks_start_as_torch_does_and_leave_global_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    nets = spiral_task.Networks([5, 6])
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(6)
+    layer = nn.Linear(2, spiral_task.WIDTH)
+    assert torch.equal(nets.hidden.weight[1], layer.weight)
+    assert torch.equal(nets.hidden.bias[1], layer.bias)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return load(harness.run(spiral.BENCHMARK, "smoke", tmp_path_factory.mktemp("spiral")).path)
+
+
+def test_smoke_record_has_every_method_and_seed(smoke: Record) -> None:
+    for method in spiral.METHODS:
+        curves = smoke.curves(method, "accuracy per evaluation")
+        assert sorted(curves) == [0, 1]
+        assert all(len(curve) == 2 for curve in curves.values())
+        assert {seed: curve[-1] for seed, curve in curves.items()} == smoke.numbers(method, "accuracy")
+        assert smoke.curves(method, "epoch") == {0: [2, 4], 1: [2, 4]}
+
+
+def test_sections_find_their_numbers(smoke: Record) -> None:
+    for section in spiral.BENCHMARK.sections:
+        parts: list[Row | Claim] = [*section.rows, *section.claims]
+        for part in parts:
+            assert len(part.values(smoke)) == 2, part
+        assert len(report_plots.plots(section, smoke)) == len(section.plots)
+        assert all("2 pairs" in fact for fact in section.facts(smoke))
+
+
+def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
+    for method in spiral.METHODS:
+        kept = [result.get("regions") for result in smoke.results(method).values()]
+        assert [region is not None for region in kept] == [method in spiral.DRAWN, False]
+    nets = spiral_task.Networks([0])
+    with torch.no_grad():  # label 1 exactly where y > 0
+        for parameter in nets.parameters():
+            parameter.zero_()
+        nets.hidden.weight[0, 0] = torch.tensor([0.0, 50.0])
+        nets.output.weight[0, 0, 0] = 50.0
+        nets.output.bias[0] = -1.0
+    grid = spiral.regions(nets, 1)
+    assert (len(grid), len(grid[0])) == (spiral.GRID, spiral.GRID)
+    assert all(p < 0.5 for p in grid[0])
+    assert all(p > 0.5 for p in grid[-1])
+
+
+def test_every_preset_names_known_methods() -> None:
+    for config in spiral.PRESETS.values():
+        assert set(config.methods) <= set(spiral.METHODS)
+    assert spiral.PRESETS["cpu"].seeds >= 10

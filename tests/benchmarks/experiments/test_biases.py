@@ -1,0 +1,101 @@
+"""The biases benchmark: its networks, its augmentation, its pairing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet34
+
+from benchmarks.core import runner as harness
+from benchmarks.core.records import load
+from benchmarks.data.cifar import Images
+from benchmarks.experiments import biases
+
+
+def images(count: int = 6) -> Images:
+    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
+    y = torch.arange(count) % 10
+    return Images(x, y, x, y)
+
+
+def test_paper_preset_is_resnet34_with_the_small_stem() -> None:
+    theirs = resnet34(num_classes=10)
+    theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    theirs.maxpool = nn.Identity()
+    ours = biases.resnet(biases.PRESETS["paper"].blocks, biases.PRESETS["paper"].width)
+    assert [p.shape for p in ours.parameters()] == [p.shape for p in theirs.parameters()]
+    pairs = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
+    for mine, other in pairs:
+        mine.copy_(other)
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+
+
+@pytest.mark.parametrize("method", biases.METHODS)
+def test_only_the_last_bias_is_slow(method: str) -> None:
+    net = biases.resnet((1, 1), 2)
+    groups = biases.optimizer(method, net, momentum=0.9).param_groups
+    slow = [p for group in groups if group.get("period", 1) == biases.K for p in group["params"]]
+    assert [id(p) for p in slow] == ([id(net.get_parameter("fc.bias"))] if "multirate" in method else [])
+    assert sum(len(group["params"]) for group in groups) == len(list(net.parameters()))
+    assert all(group["lr"] == 0.1 and group["momentum"] == 0.9 for group in groups)
+
+
+def test_augmented_images_are_crops_of_the_padded_ones_flipped_or_not() -> None:
+    x = images(40).x
+    got = biases.augment(x, torch.Generator().manual_seed(0))
+    padded = nn.functional.pad(x, (4, 4, 4, 4))
+    found = []
+    for image, original in zip(got, padded, strict=True):
+        crops = {
+            (down, right, flip): crop.flip(2) if flip else crop
+            for down in range(9)
+            for right in range(9)
+            for crop in (original[:, down : down + 32, right : right + 32],)
+            for flip in (False, True)
+        }
+        (place,) = (place for place, crop in crops.items() if torch.equal(crop, image))
+        found.append(place)
+    assert {flip for _, _, flip in found} == {False, True}
+    assert len({down for down, _, _ in found}) > 5
+    assert len({right for _, right, _ in found}) > 5
+
+
+@pytest.mark.parametrize("augmented", [False, True])
+def test_every_epoch_is_all_images_once_and_follows_from_the_seed(augmented: bool) -> None:
+    data = images(biases.BATCH + 3)
+    first, again = (
+        list(biases.batches(data, augmented, torch.Generator().manual_seed(5))) for _ in range(2)
+    )  # fmt: skip
+    assert [len(y) for _, y in first] == [biases.BATCH, 3]
+    assert torch.equal(torch.cat([y for _, y in first]).sort().values, data.y.sort().values)
+    for one, two in zip(first, again, strict=True):
+        assert torch.equal(one[0], two[0])
+        assert torch.equal(one[1], two[1])
+
+
+def test_accuracy_leaves_training_mode_and_statistics_alone() -> None:
+    norm = nn.BatchNorm2d(3)
+    net = nn.Sequential(norm, nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
+    before = norm.state_dict()["running_mean"].clone()
+    biases.accuracy(net, images(7))
+    assert torch.equal(before, norm.state_dict()["running_mean"])
+    assert norm.training
+
+
+def test_accuracy_counts_the_right_ones() -> None:
+    class Says(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float()
+
+    assert biases.accuracy(Says(), images(20)) == 10.0  # two of twenty are of class 0
+
+
+@pytest.mark.data
+def test_smoke_record_is_paired_by_seed(data_dir: Path, tmp_path: Path) -> None:
+    record = load(harness.run(biases.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
+    for method in biases.METHODS:
+        assert sorted(record.numbers(method, "accuracy")) == [0, 1]
+        assert all(len(curve) == 1 for curve in record.curves(method, "accuracy per epoch").values())
+    assert all(len(claim.values(record)) == 2 for claim in biases.SECTION.claims)

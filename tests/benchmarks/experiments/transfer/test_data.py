@@ -1,0 +1,85 @@
+"""Images for transfer: the splits, CIFAR-100 as torchvision keeps it, and what the networks see."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.datasets import MNIST
+
+from benchmarks.core.errors import UserError
+from benchmarks.experiments.transfer import data as transfer_data
+from benchmarks.experiments.transfer.data import Task, prepare
+
+
+def task(count: int = 10) -> Task:
+    x = torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32)
+    return Task(x, torch.arange(count), x + 100, torch.arange(count))
+
+
+def test_images_of_the_search_are_neither_trained_on_nor_tested_on() -> None:
+    tuning, training = task().tuning(3), task().training(3)
+    assert tuning.y.tolist() == training.y.tolist() == list(range(7))
+    assert tuning.test_x[:, 0, 0, 0].tolist() == tuning.test_y.tolist() == [7, 8, 9]
+    assert training.test_x[0, 0, 0, 0] == 100
+
+
+def test_a_draw_keeps_images_and_labels_together_and_follows_from_the_seed() -> None:
+    one, two, other = (task(100).draw(20, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert one.x[:, 0, 0, 0].tolist() == one.y.tolist() == two.y.tolist()
+    assert len(set(one.y.tolist())) == 20
+    assert one.y.tolist() != other.y.tolist()
+    assert task().draw(None, torch.Generator()).y.tolist() == list(range(10))
+
+
+def test_more_images_than_there_are_is_an_error() -> None:
+    with pytest.raises(UserError, match="images must be at most 10, which are there, got 11"):
+        task().draw(11, torch.Generator())
+
+
+def test_cifar100_is_read_from_torchvisions_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchvision.datasets.CIFAR100._check_integrity", lambda self: True)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    place = tmp_path / "cifar-100-python"
+    place.mkdir()
+    for name, count in (("train", 3), ("test", 2)):
+        pixels = np.arange(count * 3072).reshape(count, 3072).astype(np.uint8)
+        (place / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": list(range(count))}))
+    (place / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(i) for i in range(100)]}))
+    found = transfer_data.load("cifar100", tmp_path, 2)
+    assert found.x.shape == (2, 3, 32, 32)
+    assert found.x[0, 1, 0, 0] == 1024 % 256
+    assert found.y.tolist() == found.test_y.tolist() == [0, 1]
+
+
+def test_missing_cifar100_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="CIFAR-100: expected cifar-100-python/train, cifar-100-python/test in"):
+        transfer_data.load("cifar100", tmp_path)
+
+
+def test_damaged_cifar100_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cifar-100-python").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "cifar-100-python" / name).write_bytes(b"")
+    with pytest.raises(UserError, match=r"CIFAR-100: .*must be torchvision's own"):
+        transfer_data.load("cifar100", tmp_path)
+
+
+def test_prepared_images_are_large_and_normalized() -> None:
+    white = prepare(torch.full((2, 3, 32, 32), 255, dtype=torch.uint8), 96)
+    assert white.shape == (2, 3, 96, 96)
+    for channel, (mean, std) in enumerate(zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)):
+        torch.testing.assert_close(white[:, channel], torch.full((2, 96, 96), (1 - mean) / std))
+
+
+@pytest.mark.data
+def test_digits_stand_in_the_middle_of_three_equal_channels(data_dir: Path) -> None:
+    digits = transfer_data.load("mnist", data_dir, 5, 3)
+    raw = MNIST(str(data_dir), train=True)
+    assert digits.x.shape == (5, 3, 32, 32)
+    assert digits.test_x.shape == (3, 3, 32, 32)
+    assert torch.equal(digits.y, raw.targets[:5])
+    for channel in digits.x.unbind(1):
+        assert torch.equal(channel[:, 2:30, 2:30], raw.data[:5])
+        assert channel.sum() == raw.data[:5].sum()  # nothing in the border

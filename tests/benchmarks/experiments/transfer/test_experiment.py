@@ -1,0 +1,122 @@
+"""The transfer benchmark as data: runs, the search, equal seconds, sections, and a smoke run."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.core import runner as harness
+from benchmarks.core.records import Record, load, new
+from benchmarks.experiments.transfer import digits as transfer_digits
+from benchmarks.experiments.transfer import experiment as transfer
+from benchmarks.experiments.transfer.costs import elapsed
+from benchmarks.experiments.transfer.report import SECONDS
+from benchmarks.experiments.transfer.runs import (
+    CONSTANT,
+    MOBILENET,
+    OWN,
+    PRESETS,
+    RESNET20,
+    RESNET50,
+    WEIGHT_DECAY,
+    Pair,
+    chosen,
+    cost_key,
+    key,
+    runs,
+    trial_key,
+)
+from benchmarks.experiments.transfer.training import BLOCK, FC, FULL, GRADUAL, METHODS, MULTIRATE
+
+COSTS: dict[str, Any] = {FULL: 3.0, MULTIRATE: 1.5, FC: 1.0, BLOCK: 1.25, "last 3 parts only": 2.0, "all": {}}
+
+
+def record(numbers: dict[str, dict[str, Any]], preset: str = "cpu") -> Record:
+    made = new("transfer", preset, PRESETS[preset], torch.device("cpu"))
+    for method, result in numbers.items():
+        made.add(method, method, (0,), 1.0, [result])
+    return made
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_runs_are_distinct_and_what_they_need_comes_before_them(preset: str) -> None:
+    found = runs(PRESETS[preset])
+    assert len({run.key for run in found}) == len(found)
+    for index, run in enumerate(found):
+        before = {earlier.method for earlier in found[:index]}
+        if run.options.what == "compare":
+            assert cost_key(run.options.pair) in before
+        if run.options.variant == OWN:
+            lrs = PRESETS[preset].lrs
+            assert {trial_key(run.options.pair, run.options.method, lr) for lr in lrs} <= before
+
+
+def test_fewer_seeds_decay_than_are_in_the_main_comparison() -> None:
+    found = runs(PRESETS["cpu"])
+    for variant, seeds in ((CONSTANT, PRESETS["cpu"].seeds), (WEIGHT_DECAY, PRESETS["cpu"].few)):
+        mine = [run.seeds for run in found if run.method == key(MOBILENET, variant, MULTIRATE)]
+        assert mine == [(seed,) for seed in range(seeds)]
+
+
+@pytest.mark.parametrize("section", transfer.BENCHMARK.sections, ids=lambda section: str(section.title))
+def test_every_row_claim_and_plot_names_a_method_that_is_run(section: Any) -> None:
+    for preset in section.presets:
+        known = {run.method for run in runs(PRESETS[preset])}
+        timings = {"all": {name: [1.0, 2.0] for name, method in METHODS.items() if not method.gradual}}
+        probe = record({name: {"accuracy": 1.0, SECONDS: 1.0} | timings for name in known}, preset)
+        assert all(row.values(probe) for row in section.rows)
+        assert all(claim.values(probe) for claim in section.claims)
+        for plot in section.plots:
+            assert set(getattr(plot, "methods", {}).values()) <= known
+
+
+def test_figure_6_is_only_shown_where_resnet_50_has_run() -> None:
+    (first, second) = [section for section in transfer.BENCHMARK.sections if section.item == "Figure 6"]
+    assert first.presets == second.presets == frozenset({"gpu", "paper"})
+    assert RESNET50.title in first.title
+
+
+def test_the_learning_rate_is_the_best_on_the_validation_images() -> None:
+    scores = {0.001: 50.0, 0.002: 70.0, 0.004: 70.0, 0.008: 60.0}
+    probe = record({trial_key(MOBILENET, FC, lr): {"validation accuracy": y} for lr, y in scores.items()})
+    assert chosen(probe, MOBILENET, FC) == 0.002
+
+
+def test_speed_up_is_the_ratio_of_every_turn() -> None:
+    section = next(each for each in transfer.BENCHMARK.sections if "how many epochs" in each.title)
+    probe = record({cost_key(MOBILENET): {"all": {FULL: [4.0, 9.0], MULTIRATE: [2.0, 3.0]}}})
+    (row,) = [row for row in section.rows if row.label == MULTIRATE]
+    assert list(row.values(probe)) == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(("method", "per_step"), [(FULL, 3.0), (MULTIRATE, 1.5), (FC, 1.0)])
+def test_seconds_grow_by_the_cost_of_a_step_at_least_up_to_the_budget(method: str, per_step: float) -> None:
+    spent = elapsed(COSTS, method, "mobilenet", per_epoch=2, budget=12.0)
+    assert spent[:3] == [per_step, 2 * per_step, 3 * per_step]
+    assert spent[-1] > 12.0
+
+
+def test_gradual_unfreezing_costs_what_trains_in_each_epoch() -> None:
+    spent = elapsed(COSTS, GRADUAL, "mobilenet", per_epoch=2, budget=12.0)
+    steps = [after - before for before, after in zip([0.0, *spent], spent, strict=False)]
+    assert list(islice(steps, 9)) == [1.0, 1.0, 1.25, 1.25, 2.0, 2.0, 3.0, 3.0, 3.0]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("benchmark", "pair"), [(transfer, MOBILENET), (transfer_digits, RESNET20)])
+def test_smoke_record_is_paired_and_has_both_comparisons(
+    benchmark: Any, pair: Pair, data_dir: Path, tmp_path: Path
+) -> None:
+    config = benchmark.PRESETS["smoke"]
+    steps = config.images // config.batch  # of full fine-tuning in its one epoch
+    made = load(harness.run(benchmark.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
+    costs = made.results(cost_key(pair))[0]
+    for variant in pair.variants:
+        for method in pair.methods(variant):
+            (result,) = made.results(key(pair, variant, method)).values()
+            assert result["epoch"] == [1.0]
+            assert result["accuracy by epoch"][-1] == result["accuracy"]
+            assert result["accuracy by time"][-1] == result[SECONDS]
+            assert result["seconds"][-1] <= steps * costs[FULL] * 1.0001

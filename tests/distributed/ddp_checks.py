@@ -1,0 +1,182 @@
+"""Checks of DistributedDataParallel on two ranks."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import mrreg
+from benchmarks.experiments.scale import counted
+from distributed.cases import (
+    DDP,
+    ENGINES,
+    PLAIN,
+    STEPS,
+    K,
+    agree,
+    backward,
+    batch,
+    check,
+    equal_to_one_process,
+    full,
+    head,
+    hidden_net,
+    masked_and_multirate,
+    masked_net,
+    plain_net,
+    sgd,
+)
+from mrreg.distributed.communication import reduce_due
+
+
+@check
+def ddp_multirate(rank: int) -> None:
+    for make in ENGINES:
+        equal_to_one_process(DDP(plain_net(), find_unused_parameters=True), plain_net(), make, rank)
+
+
+@check
+def ddp_masks(rank: int) -> None:
+    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
+        for make in PLAIN:
+            equal_to_one_process(DDP(masked_net(), **options), masked_net(), make, rank, masks=True)
+    for structure in ("input", "output"):
+        equal_to_one_process(DDP(masked_net(structure)), masked_net(structure), PLAIN[0], rank, masks=True)
+    equal_to_one_process(DDP(hidden_net()), hidden_net(), PLAIN[0], rank, masks=True)
+
+
+@check
+def ddp_masks_and_multirate(rank: int) -> None:
+    net = DDP(masked_net(boost=2.0), find_unused_parameters=True)
+    equal_to_one_process(net, masked_net(boost=2.0), masked_and_multirate, rank, masks=True)
+
+
+@check
+def ddp_sends_what_is_due(rank: int) -> None:
+    for bucket_mb, view in ((25, False), (25, True), (1e-6, False)):  # one bucket of all, or one a parameter
+        nets = [
+            DDP(plain_net(), find_unused_parameters=True, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=view)
+            for _ in range(2)
+        ]
+        nets[1].register_comm_hook(None, reduce_due)
+        optimizers = [sgd(net) for net in nets]
+        with counted() as sent:
+            for t in range(2 * K):
+                for net, optimizer in zip(nets, optimizers, strict=True):
+                    backward(net, batch(t).chunk(2)[rank])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+                    assert torch.equal(p, q)
+        fast = sum(p.numel() for p in head(nets[1]).parameters())
+        slow = sum(p.numel() for p in nets[1].parameters()) - fast
+        assert sent[0] == 8 * 2 * (K * fast + slow), sent
+
+
+@check
+def ddp_due_only_with_accumulation(rank: int) -> None:
+    net, alone = DDP(plain_net(), find_unused_parameters=True), plain_net()
+    net.register_comm_hook(dist.group.WORLD, reduce_due)
+    optimizer, other = sgd(net), sgd(alone)
+    for t in range(STEPS):
+        with net.no_sync():
+            backward(net, batch(t).chunk(2)[rank])
+        backward(net, batch(t + 100).chunk(2)[rank])
+        backward(alone, batch(t))
+        backward(alone, batch(t + 100))
+        for o in (optimizer, other):
+            o.step()
+            o.zero_grad()
+        agree(net, alone, rank)
+
+
+@check
+def ddp_refused(rank: int) -> None:
+    for options in ({}, {"static_graph": True}, {"find_unused_parameters": True, "static_graph": True}):
+        net = DDP(plain_net(), **options)
+        for hand_over in (
+            lambda net=net: mrreg.split(net, fast="4"),
+            lambda net=net: mrreg.split(nn.ModuleDict({"inner": net}), fast="inner.4"),
+            lambda net=net: mrreg.biases(net),
+            lambda net=net: mrreg.MultirateSGD(net.parameters(), k=K, fast=net.module[4]),
+        ):
+            with pytest.raises(RuntimeError, match=r"waits for a gradient .* find_unused_parameters=True"):
+                hand_over()
+        net.cpu()
+        mrreg.MultirateSGD(net.parameters(), k=1, fast=net.module[4])  # ordinary training
+        del net, hand_over
+
+
+@check
+def ddp_later_refused(rank: int) -> None:
+    """A wrapper that comes after the optimizer is found at the first step."""
+    net = plain_net()
+    optimizer = sgd(net)
+    wrapped = DDP(net)
+    backward(wrapped, batch(0))
+    with pytest.raises(RuntimeError, match="find_unused_parameters=True"):
+        optimizer.step()
+    assert optimizer.param_groups[0]["clock"] == 0
+
+
+def frozen_trunk() -> Any:
+    net = plain_net()
+    net[0].requires_grad_(False)
+    return DDP(net, find_unused_parameters=True)
+
+
+@check
+def ddp_trunk_unfrozen_refused(rank: int) -> None:
+    words = r"built while .* had requires_grad=False, and never averages .* then wrap the model"
+    wrapped = frozen_trunk()
+    groups = mrreg.split(wrapped, fast="4")  # still frozen: nothing is wrong yet
+    optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=K)
+    wrapped.module[0].requires_grad_(True)
+    for hand_over in (
+        lambda: mrreg.split(wrapped, fast="4"),
+        lambda: mrreg.biases(wrapped),
+        lambda: mrreg.MultirateSGD(wrapped.parameters(), k=K, fast=wrapped.module[4]),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            hand_over()
+    with pytest.raises(RuntimeError, match=r"'0.bias', '0.weight' had"):
+        mrreg.split(wrapped, fast="4")
+    before = full(wrapped.module[4].weight)
+    backward(wrapped, batch(0))
+    with pytest.raises(RuntimeError, match=words):
+        optimizer.step()
+    assert torch.equal(before, wrapped.module[4].weight)
+
+
+@check
+def ddp_trunk_unfrozen_refused_by_attach(rank: int) -> None:
+    net = masked_net()
+    net[0].requires_grad_(False)
+    wrapped = DDP(net)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    mrreg.attach(optimizer, wrapped).remove()
+    net[0].requires_grad_(True)
+    with pytest.raises(RuntimeError, match="attach: DistributedDataParallel was built while"):
+        mrreg.attach(optimizer, wrapped)
+
+
+@check
+def ddp_built_while_slow_parts_are_off(rank: int) -> None:
+    net = plain_net()
+    optimizer = sgd(net)
+    backward(net, batch(0))
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())  # a resumed training
+    wrapped = DDP(net, find_unused_parameters=True)
+    backward(wrapped, batch(1))
+    with pytest.raises(RuntimeError, match="never averages"):
+        optimizer.step()
+
+
+@check
+def ddp_ignores_parameters_on_request(rank: int) -> None:
+    net = plain_net()
+    DDP._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
+    mrreg.split(DDP(net, find_unused_parameters=True), fast="4")

@@ -1,0 +1,214 @@
+"""Checks of training with fully_shard on two ranks."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import mrreg
+from distributed.cases import (
+    ENGINES,
+    PLAIN,
+    STEPS,
+    K,
+    agree,
+    backward,
+    batch,
+    check,
+    equal_to_one_process,
+    full,
+    hidden_net,
+    masked_and_multirate,
+    masked_net,
+    plain_net,
+    sgd,
+    sharded,
+)
+
+
+@check
+def fsdp_multirate(rank: int) -> None:
+    for make in ENGINES:
+        equal_to_one_process(sharded(plain_net()), plain_net(), make, rank)
+    equal_to_one_process(sharded(plain_net(), single=True), plain_net(), sgd, rank)
+
+
+@check
+def fsdp_masks(rank: int) -> None:
+    for single in (False, True):
+        for make in PLAIN:
+            equal_to_one_process(sharded(masked_net(), single), masked_net(), make, rank, masks=True)
+    for structure in ("input", "output"):
+        equal_to_one_process(sharded(masked_net(structure)), masked_net(structure), PLAIN[1], rank, masks=True)
+    equal_to_one_process(sharded(hidden_net()), hidden_net(), PLAIN[1], rank, masks=True)
+    for mesh in ((2, 1), (1, 2)):
+        equal_to_one_process(sharded(masked_net(), mesh=mesh), masked_net(), PLAIN[0], rank, masks=True)
+
+
+@check
+def fsdp_masks_cut_along_other_dimensions(rank: int) -> None:
+    from torch.distributed.tensor import Shard
+
+    def columns(p: nn.Parameter) -> Shard | None:
+        return Shard(1) if p.dim() > 1 and p.shape[1] % 2 == 0 else None
+
+    def build() -> nn.Sequential:
+        torch.manual_seed(3)
+        layers = [nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(4, 3)]
+        kinds: tuple[Any, ...] = ("weight", "input", "output")
+        return nn.Sequential(
+            *(mrreg.MultirateMask(m, p=0.4, k=K, structure=s) for m, s in zip(layers, kinds, strict=True))
+        ).double()
+
+    net = build()
+    for layer in net:
+        fully_shard(layer, shard_placement_fn=columns)
+    equal_to_one_process(net, build(), PLAIN[0], rank, masks=True)
+
+
+@check
+def fsdp_masks_and_multirate(rank: int) -> None:
+    equal_to_one_process(sharded(masked_net(rescale=True)), masked_net(rescale=True), masked_and_multirate, rank, True)
+
+
+@check
+def fsdp_steps_communicate_nothing(rank: int) -> None:
+    """Masks are drawn, held and boosted, and parts drift, without a word between ranks; fast steps reduce less."""
+    net = sharded(masked_net(boost=2.0))
+    optimizer = masked_and_multirate(net)
+    mrreg.attach(optimizer, net)
+    reduced = []
+    for t in range(STEPS):
+        with CommDebugMode() as said:  # type: ignore[no-untyped-call]
+            backward(net, batch(t).chunk(2)[rank])
+        counts = said.get_comm_counts()
+        reduced.append(sum(count for name, count in counts.items() if "reduce_scatter" in str(name)))
+        with CommDebugMode() as said:  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert said.get_total_counts() == 0
+    assert reduced == [3 if t % 2 == 0 else 2 for t in range(STEPS)]  # one for each layer that is due
+
+
+@check
+def fsdp_masks_put_into_a_sharded_model(rank: int) -> None:
+    net = mrreg.mask(sharded(plain_net(), single=True), {"2": 0.4, "4": 0.4}, k=K)
+    alone = masked_net()
+    optimizer, other = PLAIN[0](net), PLAIN[0](alone)
+    mrreg.attach(optimizer, net)
+    mrreg.attach(other, alone)
+    for t in range(STEPS):
+        for each, by, x in ((net, optimizer, batch(t).chunk(2)[rank]), (alone, other, batch(t))):
+            by.zero_grad()
+            backward(each, x)
+            nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            by.step()
+        agree(net, alone, rank)
+
+
+@check
+def fsdp_masks_of_other_layers(rank: int) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.first = nn.Linear(6, 6)
+            self.conv = mrreg.MultirateMask(nn.Conv1d(3, 6, 2, groups=3), p=0.4, k=K, structure="input")
+            self.lstm = mrreg.MultirateMask(nn.LSTM(6, 5), p=0.4, k=K, structure="output")
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).view(-1, 3, 2)
+            out: Tensor = self.lstm(self.conv(x).view(-1, 1, 6))[0][:, 0]
+            return out
+
+    def build() -> nn.Module:
+        return Layers().double()
+
+    net = build()
+    for layer in net.children():
+        fully_shard(layer)
+    fully_shard(net)
+    alone = build()
+    optimizer, other = PLAIN[0](net), PLAIN[0](alone)
+    mrreg.attach(optimizer, net)
+    mrreg.attach(other, alone)
+    for t in range(STEPS):  # every rank sees the whole batch: a recurrent layer runs along it
+        for each, by in ((net, optimizer), (alone, other)):
+            backward(each, batch(t))
+            by.step()
+            by.zero_grad()
+        agree(net, alone, rank)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(x).tanh())
+        return out
+
+
+class Sequence(nn.Module):
+    """A masked Transformer layer over sequences of one token."""
+
+    def __init__(self, structure: Any) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layer = mrreg.MultirateMask(layer, p=0.4, k=K, structure=structure)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.up(x)[:, None])[:, 0]
+        return out
+
+
+@check
+def fsdp_masks_of_tied_and_nested_layers(rank: int) -> None:
+    def tied() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), mrreg.MultirateMask(Tied(), p=0.4, k=K))
+
+    builds: tuple[Callable[[], nn.Module], ...] = (tied, *(partial(Sequence, s) for s in ("weight", "hidden")))
+    for build in builds:
+        nets = []
+        for _ in range(2):
+            torch.manual_seed(1)
+            nets.append(build().double())
+        fully_shard(nets[0])
+        equal_to_one_process(nets[0], nets[1], PLAIN[0], rank, masks=True)
+
+
+@check
+def fsdp_mixed_precision(rank: int) -> None:
+    """Forwards see bfloat16 weights, of which the same entries are slow."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    net: Any = masked_net().float()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for layer in net:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mp_policy=policy)
+    fully_shard(net, mp_policy=policy)
+    alone: Any = masked_net().float()
+    optimizer, other = PLAIN[1](net), PLAIN[1](alone)
+    mrreg.attach(optimizer, net)
+    mrreg.attach(other, alone)
+    for t in range(STEPS):
+        slow = [alone[i]._bits["weight"] == 0 for i in (2, 4)]
+        before = [full(net[i].weight) for i in (2, 4)]
+        for each, by in ((net, optimizer), (alone, other)):
+            by.zero_grad()
+            backward(each, batch(t).float())
+            by.step()
+        for i, held, old in zip((2, 4), slow, before, strict=True):
+            joint = t % K == K - 1
+            assert bool(full(net[i].weight.grad)[held].any()) == joint
+            assert torch.equal(full(net[i].weight)[held], old[held]) != joint

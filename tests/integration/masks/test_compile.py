@@ -1,0 +1,118 @@
+"""torch.compile: one graph with masks and one without, none later, the same numbers as eager."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.masks import batch, loss_of, masks, mlp, same_bits, train
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import mrreg
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("options", [{}, {"structure": "input"}, {"structure": "output", "rescale": True}])
+def test_exactly_two_graphs_over_four_cycles(options: dict[str, Any]) -> None:
+    eager, model = mlp(**options), mlp(**options)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager))
+    mrreg.attach(ours, model)
+    mrreg.attach(theirs, eager)
+    graphs = []
+    for t in range(12):
+        assert train(compiled, ours, range(t, t + 1)) == train(eager, theirs, range(t, t + 1))
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1] + [2] * 10
+    assert same_bits(model, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_inductor_holds_slow_entries_too(dtype: torch.dtype) -> None:
+    """Their weight counts as zero though it is NaN, and they get no gradient though it is inf."""
+    torch.manual_seed(0)
+    linear = nn.Linear(40, 30, bias=False, dtype=dtype)
+    mask = mrreg.MultirateMask(linear, p=0.5, k=9)
+    optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
+    mrreg.attach(optimizer, mask)
+    weight, slow = linear.weight, mask._bits["weight"] == 0
+    weight.data[slow] = float("nan")
+    x = torch.randn(8, 40, dtype=dtype)
+    compiled: Any = torch.compile(mask)
+    out = compiled(x)
+    assert torch.allclose(out, mask(x), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5)
+    out.backward(torch.full_like(out, float("inf")))
+    assert weight.grad is not None
+    assert not weight.grad[slow].any()
+    assert not weight.grad[~slow].isfinite().any()
+
+
+def test_a_compiled_model_can_be_attached_and_evaluated() -> None:
+    model = mlp()
+    compiled = torch.compile(model, backend="aot_eager")
+    assert isinstance(compiled, nn.Module)
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    mrreg.attach(optimizer, compiled)
+    train(compiled, optimizer, 4)
+    compiled.eval()
+    with torch.no_grad():
+        dense = compiled(batch(0))
+    for mask in masks(model):
+        mask._rest()
+    assert torch.equal(model(batch(0)), dense)
+
+
+def test_transforms_inside_a_compiled_function() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    parameters, x = dict(model.named_parameters()), batch(0)
+
+    def loss(values: dict[str, Any], x: torch.Tensor) -> Any:
+        return torch.vmap(lambda row: torch.func.functional_call(model, values, (row,)))(x).square().sum()
+
+    def each(x: torch.Tensor) -> Any:
+        return torch.func.grad(loss)(parameters, x)
+
+    compiled = torch.compile(each, backend="aot_eager")(x)
+    assert all(torch.allclose(compiled[name], gradient, atol=1e-6) for name, gradient in each(x).items())
+
+
+def test_a_transformer_layer_compiles() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+    model = nn.Sequential(mrreg.MultirateMask(layer, k=2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    x = torch.randn(2, 3, 6)
+    eager = model(x)
+    compiled = torch.compile(model, backend="aot_eager")
+    assert torch.allclose(compiled(x), eager, atol=1e-6)
+
+
+def test_a_compiled_optimizer_step() -> None:
+    model, eager = mlp(), mlp()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager))
+    mrreg.attach(ours, model)
+    mrreg.attach(theirs, eager)
+    step = torch.compile(ours.step, backend="aot_eager")
+    for t in range(7):
+        ours.zero_grad()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+        step()
+        train(eager, theirs, range(t, t + 1))
+    assert ours.param_groups[0]["mask_clock"] == 7
+    assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), eager.parameters(), strict=True))
+
+
+def test_export() -> None:
+    model = mlp().eval()
+    exported = torch.export.export(model, (batch(0),)).module()
+    assert torch.allclose(exported(batch(1)), model(batch(1)))

@@ -1,0 +1,388 @@
+"""Masks on every kind of layer: each masked tensor changes the output, has a gradient where kept, none where slow."""
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.masks import held_bits, masks, slow_entries, train_step
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import mrreg
+
+IDS = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the output layer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(8, 6), nn.Linear(6, 8, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden: Tensor = self.embed(ids)
+        logits: Tensor = self.out(hidden)
+        return logits
+
+
+class Positions(nn.Module):
+    """A learned tensor added to the input: its gradient is the very tensor that goes on to the layers below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.places = nn.Linear(6, 6), nn.Parameter(torch.randn(1, 4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.below(x) + self.places
+        return y
+
+
+class Decoder(nn.TransformerDecoderLayer):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x.flip(0))
+
+
+class Attention(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)
+
+
+class Pair(nn.Bilinear):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x)
+
+
+class Cell(nn.LSTMCell):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, (x[:, :5], x[:, 1:]))[0]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "linear": (lambda: nn.Linear(6, 5), torch.randn(3, 6)),
+    "conv1d": (lambda: nn.Conv1d(4, 6, 3, groups=2), torch.randn(2, 4, 8)),
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3), torch.randn(2, 4, 6, 6)),
+    "conv2d channels last": (lambda: nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last), torch.randn(2, 4, 6, 6)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, 2), torch.randn(2, 2, 4, 4, 4)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, groups=2), torch.randn(2, 4, 8)),
+    "transposed 2d": (lambda: nn.ConvTranspose2d(4, 6, 3), torch.randn(2, 4, 6, 6)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2), torch.randn(2, 2, 4, 4, 4)),
+    "bilinear": (lambda: Pair(5, 5, 4), torch.randn(3, 5)),
+    "embedding": (lambda: nn.Embedding(8, 6, padding_idx=0), IDS),
+    "embedding max_norm": (lambda: nn.Embedding(8, 6, max_norm=1.0), IDS),
+    "embedding bag": (lambda: nn.EmbeddingBag(8, 6), IDS),
+    "lstm": (lambda: nn.LSTM(6, 5, 2, bidirectional=True, batch_first=True), torch.randn(3, 4, 6)),
+    "lstm projection": (lambda: nn.LSTM(6, 5, proj_size=3), torch.randn(3, 4, 6)),
+    "gru": (lambda: nn.GRU(6, 5), torch.randn(3, 4, 6)),
+    "rnn": (lambda: nn.RNN(6, 5), torch.randn(3, 4, 6)),
+    "lstm cell": (lambda: Cell(6, 5), torch.randn(4, 6)),
+    "attention": (lambda: Attention(6, 2, batch_first=True), torch.randn(3, 4, 6)),
+    "attention kdim": (
+        lambda: Attention(6, 2, kdim=6, vdim=6, add_bias_kv=True, batch_first=True),
+        torch.randn(3, 4, 6),
+    ),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), torch.randn(3, 4, 6)),
+    "encoder": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 2),
+        torch.randn(3, 4, 6),
+    ),
+    "decoder layer": (lambda: Decoder(6, 2, 8, 0.0, batch_first=True), torch.randn(3, 4, 6)),
+    "tied": (Tied, IDS),
+    "positions": (Positions, torch.randn(1, 4, 6)),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)), torch.randn(3, 6)),
+    "batch norm inside": (lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), torch.randn(3, 6)),
+}
+
+
+def _first(out: Any) -> Tensor:
+    tensor: Tensor = out[0] if isinstance(out, tuple) else out
+    return tensor
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
+    make, x = CASES[request.param]
+    return make(), x
+
+
+def _pickled(mask: mrreg.MultirateMask) -> mrreg.MultirateMask:
+    copied: mrreg.MultirateMask = pickle.loads(pickle.dumps(mask))
+    return copied
+
+
+def _attached(module: nn.Module, **options: Any) -> tuple[mrreg.MultirateMask, torch.optim.Optimizer]:
+    mask = mrreg.MultirateMask(module, **{"k": 3, **options})
+    optimizer = torch.optim.SGD(mask.parameters(), lr=0.01, momentum=0.9)
+    mrreg.attach(optimizer, mask)
+    return mask, optimizer
+
+
+def test_equals_the_module_with_its_weights_zeroed(case: tuple[nn.Module, Tensor]) -> None:
+    module, x = case
+    mask, _optimizer = _attached(copy.deepcopy(module))
+    for (_, slow), target in zip(slow_entries(mask), mask.targets, strict=True):
+        module.get_parameter(target.name).data[slow] = 0
+    ours, theirs = _first(mask(x)), _first(module(x))
+    assert torch.equal(ours, theirs)
+    for out in (ours, theirs):
+        out.square().sum().backward()  # type: ignore[no-untyped-call]
+    for name, p in module.named_parameters():
+        q = mask.module.get_parameter(name)
+        slow = mask._bits[name] == 0 if name in mask._bits else torch.tensor(False)
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None and q.grad is not None:
+            assert torch.allclose(q.grad, p.grad.masked_fill(slow, 0), atol=1e-6)
+            assert not q.grad[slow.expand_as(q)].any()
+
+
+def test_each_masked_tensor_changes_the_output(case: tuple[nn.Module, Tensor]) -> None:
+    module, x = case
+    dense = _first(module(x))
+    for target in mrreg.MultirateMask(module).targets:
+        alone, _optimizer = _attached(copy.deepcopy(module), parameters=[target.name], p=0.7)
+        assert not torch.equal(_first(alone(x)), dense), target.name
+
+
+def test_every_masked_weight_trains_and_held_entries_stay(case: tuple[nn.Module, Tensor]) -> None:
+    module, x = case
+    mask, optimizer = _attached(module)
+    for t in range(6):
+        held = held_bits(mask, optimizer)
+        before = [p.detach().clone() for p, _ in slow_entries(mask)]
+        train_step(mask, optimizer, x)
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+        assert all(not torch.equal(p, b) for (p, _), b in zip(slow_entries(mask), before, strict=True))
+
+
+def test_evaluation_is_dense_in_every_phase_and_any_order_of_modes_works(case: tuple[nn.Module, Tensor]) -> None:
+    module, x = case
+    mask, optimizer = _attached(module)
+    for _ in range(4):
+        mask.eval()
+        with torch.no_grad():
+            assert torch.equal(_first(mask(x)), _first(module(x)))
+        mask.train()
+        train_step(mask, optimizer, x)
+
+
+def test_copies_and_pickles_at_any_phase_share_nothing(case: tuple[nn.Module, Tensor]) -> None:
+    module, x = case
+    if type(module).__name__ == "ParametrizedLinear":
+        pytest.skip("torch cannot pickle parametrized modules")
+    mask, optimizer = _attached(module)
+    for _ in range(4):
+        for make in (copy.deepcopy, _pickled):
+            copied = make(mask)
+            assert not {p.data_ptr() for p in copied.parameters()} & {p.data_ptr() for p in mask.parameters()}
+            assert not copied._driven
+            twin = torch.optim.SGD(copied.parameters(), lr=0.01, momentum=0.9)
+            twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            mrreg.attach(twin, copied)
+            assert torch.equal(_first(copied(x)), _first(mask(x)))
+        train_step(mask, optimizer, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rescale", [False, True])
+def test_other_precisions(dtype: torch.dtype, rescale: bool) -> None:
+    mask, optimizer = _attached(nn.Linear(6, 5).to(dtype), rescale=rescale)
+    for t in range(6):
+        held = held_bits(mask, optimizer)
+        train_step(mask, optimizer, torch.randn(3, 6, dtype=dtype))
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+
+
+def test_rescaled_masks_divide_what_is_kept() -> None:
+    mask, _optimizer = _attached(nn.Linear(6, 5, dtype=torch.float64), rescale=True, p=0.25)
+    weight = mask.module.get_parameter("weight")
+    (_, slow), *_ = slow_entries(mask)
+    x = torch.randn(3, 6, dtype=torch.float64)
+    kept = weight.detach().masked_fill(slow, 0) / 0.75
+    assert torch.allclose(mask(x), nn.functional.linear(x, kept, mask.bias), rtol=1e-14)
+    assert torch.autograd.gradcheck(mask, (x.requires_grad_(),))
+    everything, _optimizer = _attached(nn.Linear(6, 5), rescale=True, p=1.0)
+    assert torch.equal(everything(torch.randn(2, 6)), everything.bias.expand(2, 5))
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_empty_parameters() -> None:
+    for layer in (nn.Linear(0, 3), nn.Linear(3, 0), nn.Embedding(0, 2)):
+        for structure in ("weight", "input", "output"):
+            mask = mrreg.MultirateMask(copy.deepcopy(layer), structure=structure)
+            optimizer = torch.optim.SGD(mask.parameters(), lr=0.1, momentum=0.9)
+            mrreg.attach(optimizer, mask)
+            if not isinstance(layer, nn.Embedding):
+                train_step(mask, optimizer, torch.ones(2, layer.in_features))
+
+
+def test_infinite_and_undefined_slow_weights_and_gradients_vanish() -> None:
+    mask, optimizer = _attached(nn.Linear(6, 5), p=0.5)
+    (weight, slow), *_ = slow_entries(mask)
+    weight.data[slow] = float("nan")
+    out = mask(torch.randn(3, 6))
+    assert out.isfinite().all()
+    (out.sum() * float("nan")).backward()
+    assert weight.grad is not None
+    assert not weight.grad[slow].any()
+    optimizer.step()
+
+
+def test_autocast() -> None:
+    mask, optimizer = _attached(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
+    for t in range(6):
+        held = held_bits(mask, optimizer)
+        with torch.autocast("cpu", torch.bfloat16):
+            train_step(mask, optimizer, torch.randn(3, 6))
+        if t % 3 < 2:
+            assert all(torch.equal(read(), bits) for read, bits in held)
+
+
+def test_transforms_and_higher_derivatives() -> None:
+    mask, _optimizer = _attached(nn.Linear(6, 5, dtype=torch.float64))
+    x = torch.randn(3, 6, dtype=torch.float64)
+    parameters: dict[str, Any] = dict(mask.named_parameters())
+
+    def loss(values: dict[str, Any], x: Tensor) -> Tensor:
+        out: Tensor = torch.func.functional_call(mask, values, (x,))
+        return out.square().mean()
+
+    grads = torch.func.grad(loss)(parameters, x)
+    mask(x).square().mean().backward()
+    weight = mask.module.get_parameter("weight")
+    assert weight.grad is not None
+    assert torch.allclose(grads["module.weight"], weight.grad)
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    assert torch.allclose(each["module.weight"].mean(0), weight.grad)
+    (once,) = torch.autograd.grad(mask(x).square().mean(), weight, create_graph=True)
+    (twice,) = torch.autograd.grad(once.square().sum(), weight)
+    assert not twice[mask._bits["weight"] == 0].any()
+    assert twice.any()
+
+
+class Checkpointed(nn.Module):
+    """Checkpoints its first layer, or all of another module."""
+
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.out, self.reentrant = inner, nn.Linear(5, 2), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+        return y
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_around_a_mask_is_right(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 5))
+    plain = nn.Sequential(mrreg.MultirateMask(copy.deepcopy(inner)), nn.Linear(5, 2))
+    again = Checkpointed(mrreg.MultirateMask(inner), reentrant)
+    again.out.load_state_dict(plain[1].state_dict())
+    for model in (plain, again):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with mrreg.attach(optimizer, model):
+            for t in range(7):
+                x = torch.randn(3, 6, generator=torch.Generator().manual_seed(t)).requires_grad_()
+                train_step(model, optimizer, x)
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
+
+
+Run = Callable[..., Tensor]
+
+
+class CheckpointedLayer(nn.Linear):
+    """A layer without others inside that checkpoints what it computes."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(6, 5)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(lambda z: torch.tanh(z @ self.weight.T), x, use_reentrant=self.reentrant)
+        return y
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside_a_mask_is_refused(reentrant: bool, around: bool, single: bool) -> None:
+    mask, _optimizer = _attached(CheckpointedLayer(reentrant) if single else Checkpointed(nn.Linear(6, 5), reentrant))
+    x = torch.randn(3, 6, requires_grad=True)
+    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        checkpoint(mask, x, use_reentrant=False) if around and not reentrant else mask(x)
+    nn.Linear(6, 5)(x).sum().backward()  # hooks on saved tensors work as before
+    assert checkpoint(nn.Linear(6, 5), x, use_reentrant=False).shape == (3, 5)
+
+
+def _by_hook(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    layer.linear1.register_forward_hook(lambda _, args, output: run(layer.norm1, args[0]).sum() + output)
+
+
+def _by_pre_hook(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    layer.linear1.register_forward_pre_hook(lambda _, args: (run(layer.norm1, args[0]),))
+
+
+def _by_method(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    inner = layer._ff_block
+    layer._ff_block = lambda x: run(inner, x)  # type: ignore[method-assign]
+
+
+def _by_forward(layer: nn.TransformerEncoderLayer, run: Run) -> None:
+    inner = layer.linear1.forward
+    layer.linear1.forward = lambda input: run(inner, input)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("put", [_by_hook, _by_pre_hook, _by_method, _by_forward])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_put_into_layers_of_torch_is_refused(put: Callable[..., None], reentrant: bool) -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
+    put(layer, functools.partial(checkpoint, use_reentrant=reentrant))
+    mask, _optimizer = _attached(layer)
+    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        mask(torch.randn(3, 4, 6, requires_grad=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_by_a_patched_class_or_a_global_hook_is_refused(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask, _optimizer = _attached(nn.Sequential(nn.Linear(6, 5), nn.Tanh()))
+    x, inner = torch.randn(3, 6, requires_grad=True), nn.Linear.forward
+    checkpointed: Callable[..., Any] = lambda _, args, __: checkpoint(torch.tanh, args[0], use_reentrant=reentrant)  # noqa: E731
+    hook = nn.modules.module.register_module_forward_hook(checkpointed)
+    with hook, pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        mask(x)
+    monkeypatch.setattr(nn.Linear, "forward", lambda *args: checkpoint(inner, *args, use_reentrant=reentrant))
+    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
+        mask(x)
+
+
+def test_a_patched_forward_of_the_class_is_called_on_masked_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, _optimizer = _attached(nn.Linear(4, 3))
+    x, inner = torch.ones(2, 4), nn.Linear.forward
+    before = mask(x)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: inner(self, x) + 1)
+    assert torch.allclose(mask(x), before + 1)
+
+
+def test_many_gradients_at_once() -> None:
+    linear = nn.Linear(4, 3)
+    mask, _optimizer = _attached(linear)
+    y = mask(torch.randn(2, 4)).sum(0)
+    (many,) = torch.autograd.grad(y, linear.weight, torch.eye(3), retain_graph=True, is_grads_batched=True)
+    one_by_one = [torch.autograd.grad(each, linear.weight, retain_graph=True)[0] for each in y]
+    assert torch.equal(many, torch.stack(one_by_one))
+
+
+def test_masks_found_in_a_model_keep_their_names() -> None:
+    model = nn.Sequential(mrreg.MultirateMask(nn.Linear(2, 2)))
+    assert [name for name, _ in model.named_parameters()] == ["0.module.weight", "0.module.bias"]
+    assert masks(model)[0].in_features == 2

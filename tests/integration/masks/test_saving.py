@@ -1,0 +1,158 @@
+"""Saving and loading at every step of two cycles goes on bit for bit, in any process, whatever the random state."""
+
+import copy
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.masks import masks, mlp, same_bits, train
+from torch import nn
+from torch.optim import Optimizer
+
+import mrreg
+
+MAKE: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.1, amsgrad=True),
+}
+END = 9
+
+
+def _saved(model: nn.Module, optimizer: Optimizer) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("attach_first", [True, False])
+@pytest.mark.parametrize("structure", ["weight", "input"])
+@pytest.mark.parametrize("name", MAKE)
+def test_resuming_at_every_step_is_bit_exact(name: str, structure: str, attach_first: bool) -> None:
+    model = mlp(structure=structure)
+    optimizer = MAKE[name](model)
+    mrreg.attach(optimizer, model, seed=11)
+    files = []
+    losses = []
+    for t in range(END):
+        files.append(_saved(model, optimizer))
+        losses += train(model, optimizer, range(t, t + 1))
+    for t, file in enumerate(files):
+        torch.manual_seed(t + 100)
+        saved: dict[str, Any] = torch.load(file, weights_only=True)
+        twin = mlp(structure=structure)
+        other = MAKE[name](twin)
+        if attach_first:  # with another seed: the saved one wins
+            mrreg.attach(other, twin)
+        twin.load_state_dict(saved["model"])
+        other.load_state_dict(saved["optimizer"])
+        if not attach_first:
+            mrreg.attach(other, twin)
+        assert train(twin, other, range(t, END)) == losses[t:]
+        assert same_bits(model, twin)
+
+
+def test_resuming_in_a_new_process(tmp_path: Path) -> None:
+    model = mlp()
+    optimizer = MAKE["adamw"](model)
+    mrreg.attach(optimizer, model, seed=3)
+    train(model, optimizer, 4)
+    (tmp_path / "saved.pt").write_bytes(_saved(model, optimizer).getvalue())
+    losses = train(model, optimizer, range(4, END))
+    script = (
+        "import torch, mrreg; from helpers.masks import mlp, train; torch.manual_seed(99)\n"
+        "m = mlp(); o = torch.optim.AdamW(m.parameters(), lr=0.5, amsgrad=True); mrreg.attach(o, m)\n"
+        f"s = torch.load({str(tmp_path / 'saved.pt')!r}, weights_only=True)\n"
+        "m.load_state_dict(s['model']); o.load_state_dict(s['optimizer'])\n"
+        f"print(train(m, o, range(4, {END})))"
+    )
+    folder = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=folder, timeout=120
+    )
+    assert run.stdout.strip() == str(losses)
+
+
+def test_loading_an_optimizer_that_never_had_masks_starts_the_first_cycle() -> None:
+    model = mlp()
+    optimizer = MAKE["momentum"](model)
+    plain = optimizer.state_dict()
+    mrreg.attach(optimizer, model, seed=5)
+    train(model, optimizer, 4)
+    optimizer.load_state_dict(plain)
+    group = optimizer.param_groups[0]
+    assert (group["mask_clock"], group["mask_k"], group["mask_seed"]) == (0, 3, 5)
+    assert all(mask._on for mask in masks(model))
+
+
+def test_loading_sets_k() -> None:
+    """As lr, k comes from the checkpoint."""
+    model, other = mlp(k=3), mlp(k=7)
+    optimizer, fresh = MAKE["sgd"](model), MAKE["sgd"](other)
+    mrreg.attach(optimizer, model)
+    mrreg.attach(fresh, other)
+    fresh.load_state_dict(optimizer.state_dict())
+    assert [mask.k for mask in masks(other)] == [3, 3]
+    assert [mask.boost for mask in masks(other)] == [3, 3]
+
+
+def test_masks_do_not_depend_on_the_random_state() -> None:
+    losses = []
+    for seed in (1, 2):
+        model = mlp()
+        torch.manual_seed(seed)
+        optimizer = MAKE["sgd"](model)
+        mrreg.attach(optimizer, model)
+        losses.append(train(model, optimizer, 7))
+    assert losses[0] == losses[1]
+
+
+def test_distributed_checkpoints_of_a_model_are_the_plain_ones() -> None:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    model, other = mlp(), mlp()
+    train_on = MAKE["sgd"](model)
+    mrreg.attach(train_on, model)
+    train(model, train_on, 2)
+    saved = get_model_state_dict(model)
+    assert list(saved) == list(model.state_dict())
+    set_model_state_dict(other, saved)
+    assert same_bits(model, other)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_saved_in_a_step_or_after_an_interrupted_one_has_the_momentum_of_slow_entries(
+    inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, range(3))
+    before, files = copy.deepcopy(optimizer.state_dict()), []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        if inside:
+            files.append(_saved(model, optimizer))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["torch.optim.sgd"], "sgd", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, optimizer, range(3, 4))
+    files.append(_saved(model, optimizer))
+    for file in files:
+        saved = torch.load(file)["optimizer"]
+        torch.testing.assert_close(saved["state"], before["state"], rtol=0, atol=0)
+    first = masks(model)[0]
+    slow = first._bits["weight"] == 0
+    buffer = optimizer.state[first.get_parameter("module.weight")]["momentum_buffer"]
+    assert not buffer[slow].any()  # until the next step
+    optimizer.zero_grad()
+    optimizer.step()
+    torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)

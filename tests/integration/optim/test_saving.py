@@ -1,0 +1,323 @@
+"""Interrupted and resumed at every step of two cycles, by every route, the training goes on bit for bit."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.optimizers import (
+    OTHERS,
+    TORCH,
+    Base,
+    Make,
+    Net,
+    adamw,
+    clock,
+    hybrid,
+    loss,
+    mixed,
+    network,
+    same,
+    sgd,
+    train,
+)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+
+import mrreg
+
+STEPS = 9  # two cycles of 4 and one step
+Pair = tuple[Net, Optimizer]
+
+
+def through_file(net: Net, optimizer: Optimizer, make: Make) -> Pair:
+    file = io.BytesIO()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    fresh = network(next(net.parameters()).dtype)
+    fresh.load_state_dict(saved["model"])
+    other = make(fresh)
+    other.load_state_dict(saved["optimizer"])
+    return fresh, other
+
+
+def through_deepcopy(net: Net, optimizer: Optimizer, make: Make) -> Pair:
+    return copy.deepcopy((net, optimizer))
+
+
+def through_pickle(net: Net, optimizer: Optimizer, make: Make) -> Pair:
+    pair: Pair = pickle.loads(pickle.dumps((net, optimizer)))
+    return pair
+
+
+def through_saved_object(net: Net, optimizer: Optimizer, make: Make) -> Pair:
+    file = io.BytesIO()
+    torch.save((net, optimizer), file)
+    file.seek(0)
+    pair: Pair = torch.load(file, weights_only=False)
+    return pair
+
+
+def through_distributed(net: Net, optimizer: Optimizer, make: Make, flat: bool = False) -> Pair:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    saved = copy.deepcopy(get_optimizer_state_dict(net, optimizer, options=options))
+    fresh = copy.deepcopy(net).requires_grad_(True)
+    other = make(fresh)
+    set_optimizer_state_dict(fresh, other, saved, options=options)
+    return fresh, other
+
+
+def through_distributed_flat(net: Net, optimizer: Optimizer, make: Make) -> Pair:
+    return through_distributed(net, optimizer, make, flat=True)
+
+
+LOCAL = [through_file, through_deepcopy, through_pickle, through_saved_object]
+Route = Callable[[Net, Optimizer, Make], Pair]
+
+
+def resumes(make: Make, route: Route, stop: int, dtype: torch.dtype = torch.float32) -> None:
+    net = network(dtype)
+    optimizer = make(net)
+    train(net, optimizer, range(stop))
+    other_net, other = route(net, optimizer, make)
+    assert same(net, other_net)
+    train(net, optimizer, range(stop, STEPS + 4))
+    train(other_net, other, range(stop, STEPS + 4))
+    assert same(net, other_net)
+    assert clock(other) == STEPS + 4
+    assert other.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+@pytest.mark.parametrize("stop", range(STEPS))
+@pytest.mark.parametrize("route", LOCAL)
+@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
+def test_every_step_of_two_cycles(make: Make, route: Route, stop: int) -> None:
+    resumes(make, route, stop)
+
+
+@pytest.mark.parametrize("stop", [2, 5])
+@pytest.mark.parametrize("gradient", ["sync", "mean"])
+@pytest.mark.parametrize("drift", [True, False])
+@pytest.mark.parametrize("base", TORCH + OTHERS, ids=str)
+def test_every_base(base: Base, drift: bool, gradient: str, stop: int) -> None:
+    for route in LOCAL[:3]:
+        resumes(mixed(base, drift, gradient), route, stop)
+
+
+@pytest.mark.parametrize("stop", range(7))
+@pytest.mark.parametrize("route", [through_distributed, through_distributed_flat])
+@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
+def test_torch_distributed_checkpointing(make: Make, route: Route, stop: int) -> None:
+    resumes(make, route, stop)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    for stop in range(5):
+        resumes(sgd, through_file, stop, dtype)
+        resumes(adamw, through_file, stop, dtype)
+
+
+def test_a_resting_parameter_still_rests_after_loading() -> None:
+    class Part(Net):
+        skip = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if not self.skip else self.head(x[:, :1].expand(-1, 8))
+
+    net = Part()
+    optimizer = sgd(net)
+    train(net, optimizer, range(3))
+    net.skip = True  # no gradient at the second sync step, after one at the first
+    train(net, optimizer, range(3, 4))
+    net.skip = False
+    before = net.trunk.weight.clone()
+    other_net, other = through_deepcopy(net, optimizer, sgd)
+    loaded = Part()
+    loaded.load_state_dict(net.state_dict())
+    resumed = sgd(loaded)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, by in ((net, optimizer), (other_net, other), (loaded, resumed)):
+        train(each, by, range(4, 6))
+        assert torch.equal(each.trunk.weight, before)
+        train(each, by, range(6, 7))
+        assert not torch.equal(each.trunk.weight, before)
+
+
+@pytest.mark.parametrize("route", [through_deepcopy, through_pickle, through_file])
+def test_gradients_gathered_before_a_first_step_are_kept(route: Any) -> None:
+    """Adam refuses a state without its own entries, and a parameter may have gathered before Adam saw it."""
+
+    def make(net: Net) -> Any:
+        return adamw(net, gradient="mean")
+
+    net = network()
+    optimizer = make(net)
+    net.trunk.weight.requires_grad_(False)  # no gradient at the first sync step
+    train(net, optimizer, range(1))
+    net.trunk.weight.requires_grad_(True)
+    train(net, optimizer, range(1, 2))
+    other_net, other = route(net, optimizer, make)
+    assert all(base.state is other.state for base, _ in other._bases)
+    train(net, optimizer, range(2, 9))
+    train(other_net, other, range(2, 9))
+    assert same(net, other_net)
+
+
+def test_copies_share_nothing() -> None:
+    net = network()
+    optimizer = sgd(net)
+    train(net, optimizer, range(2))
+    other_net, other = copy.deepcopy((net, optimizer))
+    before = copy.deepcopy(net.state_dict())
+    train(other_net, other, range(2, 6))
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert clock(optimizer) == 2
+    assert not net.trunk.weight.requires_grad
+
+
+def test_state_creation_for_a_checkpoint_is_no_step() -> None:
+    """`get_optimizer_state_dict` steps a new optimizer with lr 0 and zero gradients to make its state."""
+    for make in (sgd, adamw, hybrid):
+        net, twin = network(), network()
+        optimizer, plain = make(net), make(twin)
+        get_optimizer_state_dict(net, optimizer)
+        assert clock(optimizer) == 0
+        assert same(net, twin)
+        assert all(optimizer.state[p] for p in net.parameters())
+        train(net, optimizer, range(5))
+        train(twin, plain, range(5))
+        assert same(net, twin)
+
+
+class TestRefused:
+    """What does not fit is refused with a reason, and the live optimizer has not changed."""
+
+    def attempt(self, saved: dict[str, Any], *words: str, make: Make = sgd) -> None:
+        net, twin = network(), network()
+        optimizer, plain = make(net), make(twin)
+        for each, by in ((net, optimizer), (twin, plain)):
+            train(each, by, range(2))
+        with pytest.raises(ValueError, match=r"load_state_dict: .* must be") as caught:
+            optimizer.load_state_dict(saved)
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+        for each, by in ((net, optimizer), (twin, plain)):
+            train(each, by, range(2, 8))
+        assert same(net, twin)
+
+    def saved(self, make: Make, net: Net | None = None, steps: int = 2) -> dict[str, Any]:
+        net = network() if net is None else net
+        optimizer = make(net)
+        for t in range(steps):
+            torch.autograd.backward(loss(net, t))
+            optimizer.step()
+            optimizer.zero_grad()
+        return optimizer.state_dict()
+
+    def test_another_number_of_parts(self) -> None:
+        self.attempt(self.saved(hybrid), "2 parameter groups", "3")
+
+    def test_another_period(self) -> None:
+        self.attempt(self.saved(lambda net: sgd(net, k=5)), "period 3", "got 5")
+
+    def test_a_plain_optimizer(self) -> None:
+        groups: Make = lambda net: torch.optim.SGD(  # noqa: E731
+            [{"params": net.head.parameters()}, {"params": net.trunk.parameters()}], lr=0.1, momentum=0.9
+        )
+        self.attempt(self.saved(groups), "period")
+
+    def test_another_number_of_parameters(self) -> None:
+        make: Make = lambda net: mrreg.MultirateSGD(  # noqa: E731
+            [net.head.weight, *net.trunk.parameters()], lr=0.1, k=3, fast=net.head.weight, momentum=0.9
+        )
+        self.attempt(self.saved(make), "2 parameters", "got 1")
+
+    def test_other_shapes(self) -> None:
+        for width in (7, 1):
+            self.attempt(self.saved(sgd, Net(width)), "shape")
+
+    def test_missing_state_of_a_slow_part(self) -> None:
+        for make in (sgd, adamw, lambda net: sgd(net, momentum=0.0)):
+            saved = self.saved(make)
+            for key in [i for i in saved["state"] if i in saved["param_groups"][1]["params"]]:
+                del saved["state"][key]
+            self.attempt(saved, "2 moving parameters", "got 0", "close()", make=make)
+
+    def test_set_state_dict_into_an_optimizer_in_mid_cycle(self) -> None:
+        """Torch drops the state of parameters that do not require gradients at that moment."""
+        net = network()
+        optimizer = sgd(net)
+        train(net, optimizer, range(2))
+        saved = copy.deepcopy(get_optimizer_state_dict(net, optimizer))
+        with pytest.raises(ValueError, match="set_state_dict drops"):
+            set_optimizer_state_dict(net, optimizer, saved)
+        optimizer.close()
+        set_optimizer_state_dict(net, optimizer, saved)
+        assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+
+
+def test_other_rates_and_missing_flags_are_taken_as_in_torch() -> None:
+    net = network()
+    optimizer = sgd(net, weight_decay=0.1)
+    train(net, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group["lr"] = 0.5
+        del group["nesterov"], group["foreach"]
+    optimizer.load_state_dict(saved)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+    assert optimizer.param_groups[0]["nesterov"] is False
+    train(net, optimizer, range(2, 5))
+
+
+def test_a_changed_period_is_saved() -> None:
+    net = network()
+    optimizer = sgd(net, k=2)
+    optimizer.param_groups[1]["period"] = 4
+    train(net, optimizer, range(2))
+    fresh = copy.deepcopy(net).requires_grad_(True)
+    other = sgd(fresh, k=2)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert other.param_groups[1]["period"] == 4
+    train(net, optimizer, range(2, 9))
+    train(fresh, other, range(2, 9))
+    assert same(net, fresh)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"momentum": 0.9}, {"momentum": 0.0}), ({"momentum": 0.0}, {"momentum": 0.9}), ({}, {"nesterov": True})],
+)
+def test_options_that_change_between_sync_steps_do_not_change_what_is_held(before: Any, after: Any) -> None:
+    net = network()
+    optimizer = sgd(net, **before)
+    train(net, optimizer, range(1))
+    optimizer.param_groups[1] |= after
+    fresh = copy.deepcopy(net).requires_grad_(True)
+    other = sgd(fresh, **before)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(net, optimizer, range(1, 9))
+    train(fresh, other, range(1, 9))
+    assert same(net, fresh)
+
+
+def test_bases_and_optimizer_stay_one_after_loading() -> None:
+    """apex 766: after loading, schedulers acted on groups that no step reads."""
+    net = network()
+    base = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = mrreg.Multirate([(base, 1)])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert base.param_groups[0] is optimizer.param_groups[0]
+    assert base.state is optimizer.state
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = net.trunk.weight.clone()
+    train(net, optimizer, range(1))
+    assert torch.equal(net.trunk.weight, before)

@@ -1,0 +1,425 @@
+"""`Multirate` among torch's own tools: schedulers, hooks, closures, scalers, accumulation, compilation."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.optimizers import (
+    OTHERS,
+    TORCH,
+    Base,
+    Make,
+    Net,
+    adamw,
+    clock,
+    hybrid,
+    loss,
+    mixed,
+    network,
+    same,
+    sgd,
+    train,
+)
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import mrreg
+
+
+@pytest.mark.parametrize("base", TORCH + OTHERS[:3], ids=str)
+def test_period_1_is_the_base_bit_for_bit(base: Base) -> None:
+    net, plain = network(), network()
+    optimizer = mrreg.Multirate([(base(net.head.parameters()), 1), (base(net.trunk.parameters()), 1)])
+    train(net, optimizer, range(6))
+    train(plain, base(plain.parameters()), range(6))
+    assert same(net, plain)
+
+
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_a_plain_list_or_k_1_is_torch(k: int, nesterov: bool) -> None:
+    nets = network(), network(), network(), network()
+    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
+    train(nets[0], mrreg.MultirateSGD(nets[0].parameters(), lr=0.1, k=k, **options), range(6))
+    train(nets[1], torch.optim.SGD(nets[1].parameters(), lr=0.1, **options), range(6))
+    train(nets[2], mrreg.MultirateAdamW(nets[2].parameters(), k=k, amsgrad=True), range(6))
+    train(nets[3], torch.optim.AdamW(nets[3].parameters(), amsgrad=True), range(6))
+    assert same(nets[0], nets[1])
+    assert same(nets[2], nets[3])
+    halves = network()
+    train(halves, mrreg.MultirateSGD(halves.parameters(), lr=0.1, k=1, fast=halves.head, **options), range(6))
+    assert same(halves, nets[0])
+
+
+@pytest.mark.parametrize("base", TORCH + OTHERS, ids=str)
+@pytest.mark.parametrize("drift", [True, False])
+def test_every_base_moves_a_slow_part_as_far_with_drift_as_without(base: Base, drift: bool) -> None:
+    """From equal gradients, one cycle ends where k times the step of the base would."""
+    net, once = network(torch.float64), network(torch.float64)
+    optimizer = mixed(base, drift)(net)
+    start = net.trunk.weight.detach().clone()
+    train(net, optimizer, range(1))
+    train(once, base(once.parameters()), range(1))
+    step = once.trunk.weight.detach() - start
+    if isinstance(optimizer.param_groups[1].get("temperature"), float):
+        step = (net.trunk.weight.detach() - start) / (1 if drift else 2)  # the noise differs: only the drift is checked
+    train(net, optimizer, range(1, 2))
+    torch.testing.assert_close(net.trunk.weight.detach() - start, 2 * step)
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda t: t / 4),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda _: 0.9),
+    "StepLR": lambda o: schedulers.StepLR(o, 2),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [2, 5]),
+    "ConstantLR": lambda o: schedulers.ConstantLR(o, total_iters=3),
+    "LinearLR": lambda o: schedulers.LinearLR(o, total_iters=5),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, 5),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=20),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "ReduceLROnPlateau": lambda o: schedulers.ReduceLROnPlateau(o, patience=1),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.ConstantLR(o, 0.1), schedulers.ExponentialLR(o, 0.9)], [3]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.StepLR(o, 2), schedulers.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
+def test_schedulers_set_what_they_set_in_torch(make: Make, name: str) -> None:
+    """Also the momentum or the betas, where they cycle."""
+    if make is hybrid and name in ("OneCycleLR", "CyclicLR"):
+        pytest.skip("momentum cycles only where all parts have one: cycle_momentum=False, tested below")
+    net, twin = network(), network()
+    optimizer = make(net)
+    groups = [{"params": p, "lr": g["lr"]} for p, g in zip(twin.parameters(), optimizer.param_groups, strict=False)]
+    plain: Optimizer = torch.optim.AdamW(groups) if make is adamw else torch.optim.SGD(groups, momentum=0.9)
+    ours, theirs = SCHEDULERS[name](optimizer), SCHEDULERS[name](plain)
+    for t in range(9):
+        train(net, optimizer, range(t, t + 1))
+        train(twin, plain, range(t, t + 1))
+        for each in (ours, theirs):
+            each.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+        for key in {"lr", "momentum" if make is sgd else "lr", "betas" if make is adamw else "lr"}:
+            assert [g[key] for g in optimizer.param_groups][:2] == [g[key] for g in plain.param_groups][:2]
+    saved = copy.deepcopy((ours.state_dict(), optimizer.state_dict()))
+    ours.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(net, optimizer, range(9, 12), ours.step if name != "ReduceLROnPlateau" else None)
+
+
+def test_one_cycle_over_parts_without_a_common_momentum() -> None:
+    net = network()
+    optimizer = hybrid(net)
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        schedulers.OneCycleLR(optimizer, 0.1, total_steps=20)
+    train(net, optimizer, range(5), schedulers.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False).step)
+
+
+def test_a_scheduler_of_one_base() -> None:
+    net = network()
+    base = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
+    scheduler = schedulers.StepLR(base, 1, gamma=0.5)
+    optimizer = mrreg.Multirate([(torch.optim.Adam(net.head.parameters(), lr=0.01), 1), (base, 2)])
+    train(net, optimizer, range(3), scheduler.step)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0125]
+
+
+def test_drift_follows_the_schedule_of_its_own_group() -> None:
+    net = network(torch.float64)
+    optimizer = sgd(net)
+    train(net, optimizer, range(1))
+    before = net.trunk.weight.detach().clone()
+    optimizer.param_groups[1]["lr"] = 0.0
+    train(net, optimizer, range(1, 2))
+    assert torch.equal(net.trunk.weight, before)
+    optimizer.param_groups[1]["lr"] = 0.5
+    train(net, optimizer, range(2, 3))
+    moved = before - 0.5 * optimizer.state[net.trunk.weight]["momentum_buffer"]
+    torch.testing.assert_close(net.trunk.weight.detach(), moved)
+
+
+def test_hooks_fire_once_per_step() -> None:
+    net = network()
+    optimizer = hybrid(net)
+    calls: list[str] = []
+
+    def note(name: str) -> Callable[..., None]:
+        return lambda *_: calls.append(name)
+
+    handles = [
+        register_optimizer_step_pre_hook(note("global pre")),
+        register_optimizer_step_post_hook(note("global post")),
+        optimizer.register_step_pre_hook(note("pre")),
+        optimizer.register_step_post_hook(note("post")),
+    ]
+    try:
+        train(net, optimizer, range(5))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert calls == ["global pre", "pre", "post", "global post"] * 5
+
+
+def test_hooks_of_a_base_fire_when_it_steps() -> None:
+    net = network()
+    base = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
+    optimizer = mrreg.Multirate([(torch.optim.SGD(net.head.parameters(), lr=0.1), 1), (base, 3)])
+    calls: list[str] = []
+    base.register_step_pre_hook(lambda *_: calls.append("pre"))
+    base.register_step_post_hook(lambda *_: calls.append("post"))
+    train(net, optimizer, range(7))
+    assert calls == ["pre", "post"] * 3
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str
+)
+def test_a_slow_part_drifts_along_the_gradient_that_a_hook_of_its_base_left(options: dict[str, Any]) -> None:
+    def halve(base: Optimizer, *_: Any) -> None:
+        for p in base.param_groups[0]["params"]:
+            p.grad *= 0.5
+
+    nets = network(), network()
+    for net, hooked in zip(nets, (True, False), strict=True):
+        base = torch.optim.SGD(net.parameters(), lr=0.5, **options)
+        if hooked:
+            base.register_step_pre_hook(halve)
+        alone = torch.nn.Parameter(torch.zeros(1))
+        optimizer = mrreg.Multirate([(torch.optim.SGD([alone], lr=0.1), 1), (base, 3)])
+        for t in range(7):
+            optimizer.zero_grad()
+            torch.autograd.backward(loss(net, t) * (1.0 if hooked else 0.5) + alone.sum())
+            optimizer.step()
+        optimizer.close()
+    assert same(*nets)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (0, 300_000, 2), (200_000, 100_000, 5, 262_144, 262_145)])
+def test_descent_in_portions_is_the_whole(sizes: tuple[int, ...]) -> None:
+    ours, theirs = ([torch.nn.Parameter(torch.randn(n)) for n in (*sizes, 2)] for _ in range(2))
+    for a, b in zip(ours, theirs, strict=True):
+        b.data.copy_(a)
+        a.grad = torch.randn_like(a)
+        b.grad = a.grad.clone()
+    optimizer = mrreg.MultirateSGD(ours, lr=0.1, k=3, fast=ours[-1:])
+    plain = torch.optim.SGD(theirs, lr=0.1)
+    for _ in range(3):  # the gradients stay, so drift is descent
+        optimizer.step()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_closure_runs_once_per_step_and_its_loss_comes_back() -> None:
+    net, twin = network(), network()
+    optimizer, plain = sgd(net), sgd(twin)
+    losses = []
+    for t in range(7):
+
+        def closure(t: int = t) -> float:
+            optimizer.zero_grad()
+            value = loss(net, t)
+            torch.autograd.backward(value)
+            losses.append(value.item())
+            return value.item()
+
+        assert optimizer.step(closure) == losses[-1]
+    train(twin, plain, range(7))
+    assert len(losses) == 7
+    assert same(net, twin)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_a_step_that_the_gradient_scaler_skips_is_none(make: Any, fused: bool) -> None:
+    """pytorch 67590: schedule and optimizer disagree after a skipped step."""
+    net, twin = network(), network()
+    optimizer, plain = make(net, fused=fused), make(twin, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for t in range(9):
+        for skipped in (True, False) if t in (0, 3, 4) else (False,):
+            value = loss(net, t) * (torch.inf if skipped else 1.0)
+            torch.autograd.backward(scaler.scale(value))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            assert clock(optimizer) == t + (not skipped)
+        train(twin, plain, range(t, t + 1))
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+            assert p.requires_grad == q.requires_grad
+
+
+def test_a_call_with_found_inf_set_is_no_step() -> None:
+    net = network()
+    optimizer = adamw(net, fused=True)
+    before = copy.deepcopy(net.state_dict())
+    torch.autograd.backward(loss(net, 0))
+    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+    optimizer.step()
+    assert clock(optimizer) == 0
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    optimizer.step()
+    assert clock(optimizer) == 1
+
+
+@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
+def test_accumulation_counts_steps_and_not_batches(make: Make) -> None:
+    net, twin = network(torch.float64), network(torch.float64)
+    optimizer, plain = make(net), make(twin)
+    for t in range(7):
+        for part in (2 * t, 2 * t + 1):
+            torch.autograd.backward(loss(net, part) / 2)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.autograd.backward((loss(twin, 2 * t) + loss(twin, 2 * t + 1)) / 2)
+        plain.step()
+        plain.zero_grad()
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("by_model", [True, False])
+def test_both_forms_of_zero_grad(set_to_none: bool, by_model: bool) -> None:
+    """Stale or zero gradients of slow parts at a fast step move nothing."""
+    net, twin = network(), network()
+    optimizer = sgd(net)
+    for t in range(8):
+        torch.autograd.backward(loss(net, t))
+        optimizer.step()
+        (net if by_model else optimizer).zero_grad(set_to_none=set_to_none)
+    plain = sgd(twin)
+    train(twin, plain, range(8))
+    assert same(net, twin)
+
+
+def test_zero_grad_never_called() -> None:
+    """As in torch, gradients add up; those of a slow part only at its sync steps."""
+    net = network(torch.float64)
+    optimizer = sgd(net, k=2, momentum=0.0)
+    total, at = torch.zeros_like(net.trunk.weight), net.trunk.weight.detach().clone()
+    for t in range(5):
+        if t % 2 == 0:
+            total += torch.autograd.grad(loss(net, t), net.trunk.weight)[0]
+        torch.autograd.backward(loss(net, t))
+        optimizer.step()
+        at -= 0.1 * total
+        torch.testing.assert_close(net.trunk.weight.detach(), at)
+
+
+def test_clipping_sees_the_gradients_of_the_step() -> None:
+    net, twin = network(), network()
+    optimizer, plain = sgd(net, k=1), torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for each, by in ((net, optimizer), (twin, plain)):
+        for t in range(4):
+            torch.autograd.backward(loss(each, t))
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            by.step()
+            by.zero_grad()
+    assert same(net, twin)
+    slow = sgd(net)
+    train(net, slow, range(1))
+    torch.autograd.backward(loss(net, 1))
+    assert torch.nn.utils.clip_grad_norm_(net.trunk.parameters(), 1.0) == 0  # none are left over
+
+
+@pytest.mark.parametrize("make", [mrreg.MultirateSGD, mrreg.MultirateAdamW])
+@pytest.mark.parametrize("slow_lr", ["coupled", "per_gradient"])
+def test_a_tensor_as_lr(make: Any, slow_lr: str) -> None:
+    net, twin = network(), network()
+    ours = make(net.parameters(), lr=torch.tensor(0.25), k=4, fast=net.head, slow_lr=slow_lr)
+    plain = make(twin.parameters(), lr=0.25, k=4, fast=twin.head, slow_lr=slow_lr)
+    for each, by in ((net, ours), (twin, plain)):
+        train(each, by, range(9), schedulers.StepLR(by, 3, gamma=0.5).step)
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "rates"), [(sgd, 2), (hybrid, 3)])
+def test_a_compiled_model_has_as_many_graphs_as_rates(make: Make, rates: int) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    net, twin = network(), network()
+    optimizer, counter = make(net), CompileCounter()
+    compiled: Any = torch.compile(net, backend=counter)
+    for t in range(9):
+        torch.autograd.backward(loss(compiled, t))
+        optimizer.step()
+        optimizer.zero_grad()
+    plain = make(twin)
+    train(twin, plain, range(9))
+    assert counter.frame_count == rates
+    assert same(net, twin)
+
+
+def test_autocast() -> None:
+    net = network()
+    optimizer = sgd(net)
+    for t in range(7):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss(net, t)
+        torch.autograd.backward(value)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in net.parameters())
+
+
+def test_a_swa_average_over_a_cycle() -> None:
+    net = network()
+    optimizer = sgd(net)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    train(net, optimizer, range(7), lambda: average.update_parameters(net))
+    assert all(p.isfinite().all() for p in average.parameters())
+
+
+def test_params_of_several_precisions() -> None:
+    net = Net()
+    net.trunk.to(torch.bfloat16)
+    optimizer = mrreg.MultirateSGD(
+        [*net.trunk.parameters(), net.head.bias, net.head.weight], lr=0.1, k=2, fast=net.head.bias
+    )
+    for _ in range(5):
+        for p in net.parameters():
+            p.grad = torch.ones_like(p) if p.requires_grad else None
+        optimizer.step()
+    assert clock(optimizer) == 5
+
+
+def test_complex_parameters() -> None:
+    slow, fast = torch.nn.Parameter(torch.ones(3, dtype=torch.complex128)), torch.nn.Parameter(torch.ones(3))
+    optimizer = mrreg.MultirateSGD([slow, fast], lr=0.1, k=2, fast=fast)
+    for _ in range(2):
+        torch.autograd.backward((slow.abs().square().sum() if slow.requires_grad else 0) + fast.square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(slow.detach(), torch.full((3,), 0.6 + 0j, dtype=torch.complex128))
+
+
+@pytest.mark.parametrize("gradient", ["sync", "mean", "sum"])
+def test_sparse_gradients(gradient: str) -> None:
+    def run(sparse: bool) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)
+        table = torch.nn.Embedding(5, 3, sparse=sparse)
+        table.weight.data = torch.randn(5, 3, generator=generator)
+        fast = torch.nn.Parameter(torch.ones(3))
+        optimizer = mrreg.MultirateSGD([table.weight, fast], lr=0.1, k=2, fast=fast, gradient=gradient)
+        for t in range(5):
+            torch.autograd.backward((table(torch.tensor([t, 1])) * fast).square().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        return table.weight.detach()
+
+    torch.testing.assert_close(run(True), run(False))

@@ -1,0 +1,151 @@
+"""torch.distributed.checkpoint with get_state_dict and set_state_dict: getters move nothing, loads are exact."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.optimizers import Net, adamw, clock, hybrid, network, sgd, train
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+import mrreg
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+AHEAD = 5
+Pair = tuple[nn.Module, Optimizer]
+Make = Callable[[], Pair]
+
+
+def multirate(make: Callable[[Net], Optimizer]) -> Make:
+    def pair() -> Pair:
+        net = network()
+        return net, make(net)
+
+    return pair
+
+
+def masked(make: Callable[[nn.Module], Optimizer], k: int = 3) -> Make:
+    def pair() -> Pair:
+        net = network()
+        wrapped = mrreg.mask(net, {"head": 0.5}, k=k)
+        optimizer = make(wrapped)
+        mrreg.attach(optimizer, wrapped)
+        return wrapped, optimizer
+
+    return pair
+
+
+def masked_sgd(net: nn.Module) -> Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def masked_adamw(net: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=0.01)
+
+
+def both(net: nn.Module) -> Optimizer:
+    return mrreg.MultirateAdamW(mrreg.split(net, fast="head"), lr=0.01, k=3)
+
+
+CASES = {
+    "sgd": multirate(sgd),
+    "algorithm 2": multirate(lambda net: sgd(net, drift=False)),
+    "nesterov": multirate(lambda net: sgd(net, nesterov=True)),
+    "no momentum": multirate(lambda net: sgd(net, momentum=0.0)),
+    "decay": multirate(lambda net: sgd(net, weight_decay=0.1)),
+    "adamw": multirate(adamw),
+    "gathered": multirate(lambda net: adamw(net, gradient="mean")),
+    "three scales": multirate(hybrid),
+    "masks, sgd": masked(masked_sgd),
+    "masks, adamw": masked(masked_adamw),
+    "both": masked(both, k=2),
+}
+
+
+def snapshot(net: nn.Module, optimizer: Optimizer) -> tuple[list[Tensor], list[bool], list[dict[str, Any]]]:
+    groups = copy.deepcopy([{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups])
+    return [p.detach().clone() for p in net.parameters()], [p.requires_grad for p in net.parameters()], groups
+
+
+def save(net: nn.Module, optimizer: Optimizer, folder: Path) -> None:
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    state_dict_saver.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder, no_dist=True)
+
+
+def load(net: nn.Module, optimizer: Optimizer, folder: Path) -> None:
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
+    state_dict_loader.load(state, checkpoint_id=folder, no_dist=True)
+    set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def same_training(one: Pair, other: Pair, steps: range) -> None:
+    train(*one, steps)
+    train(*other, steps)
+    first, second = snapshot(*one), snapshot(*other)
+    assert all(torch.equal(p, q) for p, q in zip(first[0], second[0], strict=True))
+    assert first[1:] == second[1:]
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_getters_move_nothing(make: Make) -> None:
+    first = 0 if isinstance(make()[1], mrreg.Multirate) else 1  # torch's own optimizers get state that counts
+    for stop in range(first, 7):
+        (net, optimizer), undisturbed = make(), make()
+        train(net, optimizer, range(stop))
+        train(*undisturbed, range(stop))
+        before = snapshot(net, optimizer)
+        for _ in range(2):
+            get_state_dict(net, optimizer)
+        after = snapshot(net, optimizer)
+        assert all(torch.equal(p, q) for p, q in zip(before[0], after[0], strict=True))
+        assert before[1:] == after[1:]
+        same_training((net, optimizer), undisturbed, range(stop, stop + AHEAD))
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_a_fresh_optimizer_goes_on_bit_for_bit(make: Make, tmp_path: Path) -> None:
+    for stop in (0, 1, 2, 3, 5):
+        net, optimizer = make()
+        train(net, optimizer, range(stop))
+        save(net, optimizer, tmp_path / str(stop))
+        fresh = make()
+        load(*fresh, tmp_path / str(stop))
+        same_training((net, optimizer), fresh, range(stop, stop + AHEAD))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "three scales", "both"])
+def test_a_load_that_would_lose_the_slow_part_is_refused(name: str, tmp_path: Path) -> None:
+    net, optimizer = CASES[name]()
+    train(net, optimizer, range(5))
+    save(net, optimizer, tmp_path)
+    other, running = CASES[name]()
+    train(other, running, range(2))  # slow parameters are off now, and torch drops their state
+    before = [p.detach().clone() for p in other.parameters()]
+    steps = clock(running)
+    model_state, optimizer_state = copy.deepcopy(get_state_dict(net, optimizer))
+    with pytest.raises(
+        ValueError, match=r"moving parameters, got 0. torch's set_state_dict drops .* or call close\(\)"
+    ):
+        set_state_dict(other, running, model_state_dict={}, optim_state_dict=optimizer_state)
+    assert clock(running) == steps
+    assert all(torch.equal(p, q) for p, q in zip(before, other.parameters(), strict=True))
+    assert isinstance(running, mrreg.Multirate)
+    running.close()  # the remedy
+    set_state_dict(other, running, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    same_training((net, optimizer), (other, running), range(5, 5 + AHEAD))
+
+
+def test_a_checkpoint_of_masks_is_that_of_the_plain_model(tmp_path: Path) -> None:
+    net, optimizer = CASES["masks, sgd"]()
+    train(net, optimizer, range(4))
+    save(net, optimizer, tmp_path)
+    plain = mrreg.unwrap(net)
+    state: dict[str, Any] = {"model": {name: torch.zeros_like(p) for name, p in network().state_dict().items()}}
+    state_dict_loader.load(state, checkpoint_id=tmp_path, no_dist=True)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in state["model"].items())

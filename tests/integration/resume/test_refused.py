@@ -1,0 +1,314 @@
+"""Damaged and foreign checkpoints are refused with what differs, and the live objects have not changed."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import masks as mask_cases
+from helpers.optimizers import Make, adamw, loss, network, same, sgd, train
+from torch import nn
+
+import mrreg
+
+Saved = dict[str, Any]
+Damage = Callable[[Saved], object]
+
+
+def put(key: str, value: Any, *groups: int) -> Damage:
+    """A value in some parameter groups; no number means all."""
+
+    def damage(saved: Saved) -> None:
+        for i, group in enumerate(saved["param_groups"]):
+            if not groups or i in groups:
+                group[key] = value
+
+    return damage
+
+
+def lose(*path: Any) -> Damage:
+    def damage(saved: Any) -> None:
+        for step in path[:-1]:
+            saved = saved[step]
+        del saved[path[-1]]
+
+    return damage
+
+
+def rename(old: str, new: str) -> Damage:
+    def damage(saved: Saved) -> None:
+        for own in saved["state"].values():
+            own[new] = own.pop(old)
+
+    return damage
+
+
+def state(index: int, value: Any) -> Damage:
+    return lambda saved: saved["state"].__setitem__(index, value)
+
+
+def replaced(make: Make) -> Damage:
+    """The state of another optimizer after two steps."""
+
+    def damage(saved: Saved) -> None:
+        net = network()
+        other = make(net)
+        train(net, other, range(2))
+        saved.clear()
+        saved.update(other.state_dict())
+
+    return damage
+
+
+def plain_adamw(net: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([{"params": net.head.parameters()}, {"params": net.trunk.parameters()}])
+
+
+BOTH: list[tuple[str, Damage, str]] = [
+    ("clock, a word", put("clock", "2"), "'clock'] must be a whole number, at least 0, got '2'"),
+    ("clock, negative", put("clock", -1), "'clock'] must be a whole number, at least 0, got -1"),
+    ("clock, a float", put("clock", 2.0), "'clock'] must be a whole number"),
+    ("clock past a sync step", put("clock", 7), "between its last and its next sync step, got {'clock': 7"),
+    ("a sync step that was missed", put("next_sync", 1, 1), "between its last and its next sync step"),
+    ("a last sync step to come", put("last_sync", 5, 1), "between its last and its next sync step"),
+    ("two clocks", lose("param_groups", 1, "clock"), "one clock, got [2, 0]"),
+    ("no clock", lambda s: [lose("param_groups", i, "clock")(s) for i in (0, 1)], "between its last and its next"),
+    ("period 0", put("period", 0, 1), "'period'] must be a whole number, at least 1, got 0"),
+    ("period, a word", put("period", "3", 1), "'period'] must be a whole number, at least 1, got '3'"),
+    ("no fast part", put("period", 3), "period must be 1 for the fastest part, got [3]"),
+    ("period at construction", put("initial_period", 4, 1), "saved with period 3, got 4"),
+    ("drift", put("drift", False), "saved with drift=True, got False"),
+    ("gradient", put("gradient", "total", 1), "one of ('sync', 'mean', 'sum'), got 'total'"),
+    ("moving", put("moving", None, 1), "'moving'] must be a whole number, at least 0, got None"),
+    ("no state", lose("state"), "must be the state_dict() of an optimizer, got \"nothing usable under 'state'"),
+    ("no groups", lose("param_groups"), "nothing usable under 'param_groups'"),
+    ("no parameters", lose("param_groups", 0, "params"), "a parameter group without 'params'"),
+    ("no lr", lose("param_groups", 0, "lr"), "groups without 'lr'"),
+    ("lr, a word", put("lr", "0.1", 0), "'lr'] must be something like 0."),
+    ("a part less", lose("param_groups", 1), "saved with 2 parameter groups, got 1"),
+    ("state, a word", state(0, "x"), "'x' as the state of a parameter"),
+]
+SGD = [
+    ("renamed", rename("momentum_buffer", "velocity"), "'velocity' without 'momentum_buffer'"),
+    ("no momentum", lose("param_groups", 0, "momentum"), "groups without 'momentum'"),
+    ("a word as buffer", state(0, {"momentum_buffer": "x"}), "momentum_buffer of shape (2, 8), got 'x'"),
+    ("other shape", state(2, {"momentum_buffer": torch.zeros(5)}), "momentum_buffer of shape (8, 4), got (5,)"),
+    ("no buffer", state(2, {"momentum_buffer": None}), "saved with momentum_buffer of shape (8, 4), got None"),
+    ("no state", lose("state", 2), "saved with the state of 2 moving parameters, got 1"),
+    (
+        "state of nobody",
+        state(9, {"momentum_buffer": torch.zeros(2)}),
+        "that of '0', '1', '2', '3', '9' for [0",
+    ),
+    ("a flag", put("nesterov", "no", 0), "'nesterov'] must be something like False, got 'no'"),
+    ("of MultirateAdamW", replaced(adamw), "groups without 'dampening', 'momentum'"),
+    ("of AdamW", replaced(plain_adamw), "saved with period 3, got 1"),
+]
+ADAMW = [
+    ("renamed", rename("exp_avg", "average"), "without 'exp_avg'"),
+    ("renamed step", rename("step", "count"), "one that it cannot take: KeyError('step')"),
+    ("no betas", lose("param_groups", 0, "betas"), "groups without 'betas'"),
+    ("other shape", lambda s: s["state"][1].update(exp_avg=torch.zeros(3, 3)), "exp_avg of shape (2,), got (3, 3)"),
+    ("a word as step", lambda s: s["state"][0].update(step="x"), "one that it cannot take: ValueError("),
+    ("no step", lambda s: s["state"][0].update(step=torch.zeros(7)), "saved with a number, at least 0, as step"),
+    ("one beta", put("betas", (0.9,), 1), "'betas'] must be something like (0.9, 0.999), got (0.9,)"),
+    ("no direction", lambda s: s["state"][3].pop("direction"), "saved with the state of 2 moving parameters, got 1"),
+    ("of MultirateSGD", replaced(sgd), "of AdamW"),
+]
+CASES = [(sgd, *case) for case in BOTH + SGD] + [(adamw, *case) for case in BOTH + ADAMW]
+
+
+@pytest.mark.parametrize(
+    ("make", "damage", "says"),
+    [pytest.param(make, damage, says, id=f"{make.__name__}: {name}") for make, name, damage, says in CASES],
+)
+def test_multirate(make: Make, damage: Damage, says: str) -> None:
+    net, twin = network(), network()
+    optimizer, untouched = make(net), make(twin)
+    train(net, optimizer, range(2))
+    train(twin, untouched, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    damage(saved)
+    before = repr(optimizer.state_dict())
+    with pytest.raises((ValueError, TypeError)) as raised:
+        optimizer.load_state_dict(saved)
+    assert says in str(raised.value)
+    assert f"{type(optimizer).__name__}.load_state_dict: " in str(raised.value)
+    assert repr(optimizer.state_dict()) == before
+    train(net, optimizer, range(2, 8))
+    train(twin, untouched, range(2, 8))
+    assert same(net, twin)
+
+
+@pytest.mark.parametrize("saved", [None, "x", [], 5])
+def test_what_is_no_dictionary(saved: Any) -> None:
+    with pytest.raises(TypeError, match=r"load_state_dict: state_dict must be the state_dict\(\) of an optimizer"):
+        sgd(network()).load_state_dict(saved)
+
+
+def test_gathered_gradients_before_the_first_step_are_no_damage() -> None:
+    """A slow parameter without gradient at the first sync step has nothing but what was gathered since."""
+    net = network()
+    optimizer = adamw(net, gradient="mean")
+    for t in range(2):
+        torch.autograd.backward(loss(net, t))
+        if t == 0:
+            net.trunk.weight.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+    fresh = copy.deepcopy(net)
+    other = adamw(fresh, gradient="mean")
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(net, optimizer, range(2, 7))
+    train(fresh, other, range(2, 7))
+    assert same(net, fresh)
+
+
+def test_an_older_checkpoint_without_a_word_on_drift() -> None:
+    net = network()
+    optimizer = sgd(net)
+    train(net, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        del group["drift"]
+    other = sgd(network())
+    other.load_state_dict(saved)
+    assert other.due == (True, False)
+    assert other.param_groups[0]["drift"] is True
+
+
+def test_torch_s_own_optimizer_takes_ours_with_frozen_parameters() -> None:
+    net = network()
+    net.head.bias.requires_grad_(False)
+    optimizer = adamw(net)
+    train(net, optimizer, range(2))
+    other = plain_adamw(net)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.close()
+    train(net, other, range(2, 4))
+
+
+def test_gradients_are_given_back_where_a_base_fails() -> None:
+    class Failing(torch.optim.SGD):
+        fail = False
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            if self.fail:
+                raise ArithmeticError("no")
+            super().step()
+
+    net = network()
+    bases = torch.optim.SGD(net.head.parameters(), lr=0.1), Failing(net.trunk.parameters(), lr=0.1)
+    optimizer = mrreg.Multirate([(bases[0], 1), (bases[1], 2)], gradient="mean")
+    train(net, optimizer, range(2))
+    torch.autograd.backward(loss(net, 2))
+    grad = net.trunk.weight.grad
+    bases[1].fail = True
+    with pytest.raises(ArithmeticError):
+        optimizer.step()
+    assert net.trunk.weight.grad is grad
+    assert optimizer.param_groups[0]["clock"] == 2
+
+
+def test_a_checkpoint_without_drift_does_not_drift_a_second_time() -> None:
+    """Its slow part has moved for the whole cycle already; the momentum that is there looks like a direction."""
+    net, other = network(), network()
+    optimizer = sgd(net, drift=False)
+    train(net, optimizer, range(2))
+    with pytest.raises(ValueError, match="saved with drift=True, got False"):
+        sgd(other).load_state_dict(optimizer.state_dict())
+
+
+MASKS: list[tuple[str, Any, str]] = [
+    ("mask_clock", "4", "mask_clock must be a whole number, at least 0, got '4'"),
+    ("mask_clock", -3, "mask_clock must be a whole number, at least 0, got -3"),
+    ("mask_clock", 2.5, "mask_clock must be a whole number"),
+    ("mask_k", "3", "mask_k must be a whole number"),
+    ("mask_k", -1, "mask_k must be a whole number, at least 0, got -1"),
+    ("mask_k", 0, "mask_k must be 3, as the masks say, got '0, of masks with several k'"),
+    ("mask_seed", None, "mask_seed must be a whole number"),
+]
+
+
+def masked(groups: int = 1) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    model = mask_cases.mlp()
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW([{"params": params[i::groups]} for i in range(groups)], lr=0.1)
+    mrreg.attach(optimizer, model)
+    mask_cases.train(model, optimizer, 4)
+    return model, optimizer
+
+
+@pytest.mark.parametrize(("key", "value", "says"), MASKS)
+def test_masks(key: str, value: Any, says: str) -> None:
+    model, optimizer = masked()
+    saved = copy.deepcopy(optimizer.state_dict())
+    put(key, value)(saved)
+    before = repr(optimizer.state_dict())
+    with pytest.raises((ValueError, TypeError)) as raised:
+        optimizer.load_state_dict(saved)
+    assert f"AdamW.load_state_dict: {says}" in str(raised.value)
+    assert repr(optimizer.state_dict()) == before
+    goes_on(model, optimizer)
+
+
+@pytest.mark.parametrize("damage", [put("mask_clock", 5, 1), lose("param_groups", 1, "mask_k")])
+def test_masks_whose_groups_disagree(damage: Damage) -> None:
+    model, optimizer = masked(groups=2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    damage(saved)
+    with pytest.raises(ValueError, match="phase of the masks must be complete and the same in all groups"):
+        optimizer.load_state_dict(saved)
+    goes_on(model, optimizer, groups=2)
+
+
+def test_attach_refuses_what_loading_would_and_starts_nothing() -> None:
+    model, optimizer = mask_cases.mlp(), None
+    first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2]))
+    second.param_groups[0] |= {"mask_clock": -1, "mask_k": 3, "mask_seed": 0}
+    with pytest.raises(ValueError, match="attach: mask_clock must be a whole number, at least 0, got -1"):
+        mrreg.attach([first, second], model)
+    assert not any(mask._driven for mask in mask_cases.masks(model))
+    del second.param_groups[0]["mask_clock"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    mask_cases.train(model, optimizer, 4)
+
+
+def test_a_model_with_other_names_is_refused_in_the_plain_names_and_unchanged() -> None:
+    model, optimizer = masked()
+    saved = {key.replace("0.", "first."): value for key, value in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "0.weight", "0.bias"'):
+        model.load_state_dict(saved)
+    goes_on(model, optimizer)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_a_truncated_file_is_refused(share: float) -> None:
+    model, optimizer = masked()
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    part = io.BytesIO(file.getvalue()[: int(share * file.tell())])
+    with pytest.raises((RuntimeError, EOFError, ValueError)):
+        torch.load(part, weights_only=True)
+    goes_on(model, optimizer)
+
+
+def goes_on(model: nn.Sequential, optimizer: torch.optim.Optimizer, groups: int = 1) -> None:
+    """The training is that of one that has never seen a bad checkpoint."""
+    twin, other = masked(groups)
+    mask_cases.train(model, optimizer, range(4, 9))
+    mask_cases.train(twin, other, range(4, 9))
+    assert mask_cases.same_bits(model, twin)
+
+
+@pytest.mark.parametrize("saved", [{}, {"last_epoch": "1"}, {"last_epoch": -1}, "x"])
+def test_period_scheduler(saved: Any) -> None:
+    optimizer = sgd(network())
+    scheduler = mrreg.PeriodScheduler(optimizer, lambda epoch: 3 + 3 * epoch)
+    scheduler.step()
+    with pytest.raises((ValueError, TypeError), match=r"PeriodScheduler.load_state_dict: (state_dict|last_epoch) must"):
+        scheduler.load_state_dict(saved)
+    assert (scheduler.last_epoch, scheduler.get_last_period()) == (1, [1, 6])

@@ -1,0 +1,171 @@
+"""Accelerate, Lightning and the Hugging Face Trainer, with their options, do what the loop by hand does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.trainers import (
+    END,
+    K,
+    Options,
+    Run,
+    accelerate,
+    batch,
+    by_hand,
+    forget_precision,
+    lightning,
+    same,
+    trainer,
+    trainer_arguments,
+    trainer_by_class,
+)
+from torch import Tensor
+from torch.utils.data import Dataset
+
+import mrreg
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # of the trainers, about themselves
+    pytest.mark.filterwarnings("error::mrreg.errors.NoEffectWarning"),
+]
+OPTIONS = {
+    "accumulation": Options(accumulate=2),
+    "clipping": Options(clip=0.05),
+    "bf16": Options(bf16=True),
+    "checkpointing": Options(checkpointing=True),
+    "statistics": Options(statistics="sync"),
+    "all": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, statistics="never"),
+}
+STOP = 4  # one step into the second cycle
+
+
+@pytest.fixture(autouse=True)
+def _forget_precision() -> Iterator[None]:
+    forget_precision()
+    yield
+    forget_precision()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("use", [accelerate, lightning, trainer, trainer_by_class])
+def test_as_by_hand_and_resumed_in_mid_cycle(use: Any, name: str, tmp_path: Path) -> None:
+    pytest.importorskip({"lightning": "lightning", "accelerate": "accelerate"}.get(use.__name__, "transformers"))
+    options = OPTIONS[name]
+    undisturbed = use(options, tmp_path, STOP, False)
+    assert len(undisturbed.seen) == options.accumulate * END
+    assert same(undisturbed, by_hand(options, undisturbed.seen, clip_groups=use is lightning))
+    resumed = use(options, tmp_path, STOP, True)
+    assert len(resumed.seen) == options.accumulate * (END - STOP)
+    assert same(undisturbed, resumed)
+
+
+def test_checkpointing_changes_no_bit_and_recomputes_at_sync_steps_only() -> None:
+    runs = [Run(Options(checkpointing=on)) for on in (False, True)]
+    t = 0
+    calls: list[int] = []
+    runs[1].model.trunk[0].register_forward_pre_hook(lambda *_: calls.append(t))
+    for t in range(END):
+        for run in runs:
+            run.model(*batch(t))["loss"].backward()
+        for name, p in runs[0].model.named_parameters():
+            other = runs[1].model.get_parameter(name)
+            assert (p.grad is None) == (other.grad is None) == (t % K > 0 and not name.startswith("head"))
+            assert p.grad is None or torch.equal(p.grad, other.grad)  # type: ignore[arg-type]
+        for run in runs:
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+    assert all(torch.equal(p, q) for p, q in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True))
+    assert [calls.count(t) for t in range(END)] == [2 if t % K == 0 else 1 for t in range(END)]
+
+
+@pytest.mark.parametrize("stop", [5, 6])
+@pytest.mark.parametrize("use", [accelerate, lightning])
+def test_a_step_that_the_scaler_skips_is_none(use: Any, stop: int, tmp_path: Path) -> None:
+    """Stopped between a sync step that was skipped and its repetition, and in the cycle after."""
+    pytest.importorskip(use.__name__)
+    options = Options(fp16=True, statistics="sync")
+    undisturbed = use(options, tmp_path, stop, False)
+    assert undisturbed.trunk[1].num_batches_tracked == 3  # of the batches 0 and 5, and of 4, which was for nothing
+    assert same(undisturbed, by_hand(options, undisturbed.seen))
+    resumed = use(options, tmp_path, stop, True)
+    assert same(undisturbed, resumed)
+
+
+def bert(**options: Any) -> Any:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="the Trainer needs Accelerate")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=32, **sizes, **options))
+
+
+class Sentences(Dataset[dict[str, Tensor]]):
+    """64 random ones."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        words = torch.randint(32, (7,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words[0] % 2}
+
+
+def trained(model: Any, arguments: Any, resume: str | None, **options: Any) -> Any:
+    """A Trainer, after training with the class and its options."""
+    import transformers
+
+    chosen: Any = (mrreg.MultirateAdamW, {"lr": 1e-2, "k": K, **options})
+    each = transformers.Trainer(model, arguments, train_dataset=Sentences(), optimizer_cls_and_kwargs=chosen)
+    each.train(resume_from_checkpoint=resume)
+    return each
+
+
+def test_a_transformer_with_everything_switched_on(tmp_path: Path) -> None:
+    """Dropout included: the Trainer restores the random state."""
+    on = {
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.1,
+        "bf16": True,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }
+    model, again, unchecked = bert(), bert(), bert()
+    each = trained(model, trainer_arguments(tmp_path, STOP, False, **on), None, fast=model.classifier)
+    groups = each.optimizer.param_groups
+    assert [(g["period"], g["weight_decay"]) for g in groups] == [(1, 0.1), (K, 0.1), (1, 0.0), (K, 0.0)]
+    assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))
+    resume = str(tmp_path / f"checkpoint-{STOP}")
+    trained(again, trainer_arguments(tmp_path, STOP, True, **on), resume, fast=[again.classifier])
+    assert same(model, again)
+    on["gradient_checkpointing"] = False
+    trained(unchecked, trainer_arguments(tmp_path, STOP, True, **on), None, fast=unchecked.classifier.parameters())
+    assert same(model, unchecked)
+
+
+def test_what_the_trainer_takes_as_the_fast_part(tmp_path: Path) -> None:
+    """Its own groups have no names; groups with names may be given instead of them."""
+    arguments = trainer_arguments(tmp_path, STOP, True)
+    model, named = bert(), bert()
+    with pytest.raises(ValueError, match="fast must be no name where parameters have none, got 'classifier'"):
+        trained(model, arguments, None, fast="classifier")
+    trained(named, arguments, None, params=mrreg.split(named, fast="classifier"), weight_decay=0.1)
+    decayed = [p for n, p in model.named_parameters() if "bias" not in n and "LayerNorm" not in n]
+    rest = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
+    trained(
+        model, arguments, None, params=[{"params": decayed}, {"params": rest}], weight_decay=0.1, fast=model.classifier
+    )
+    assert same(model, named)
+
+
+def test_a_second_trainer_on_a_model_in_mid_cycle_says_what_is_wrong(tmp_path: Path) -> None:
+    """The Trainer leaves out what does not require gradients at that moment: here the slow part."""
+    arguments = trainer_arguments(tmp_path, STOP, True)
+    model = bert()
+    first = trained(model, arguments, None, fast=model.classifier)
+    with pytest.raises(ValueError, match="fast must be some of the parameters, got 'all of them'"):
+        trained(model, arguments, None, fast=model.classifier)
+    first.optimizer.optimizer.close()
+    assert trained(model, arguments, None, fast=model.classifier).optimizer.param_groups[1]["period"] == K

@@ -1,0 +1,248 @@
+"""What the audit says of small models, and that it leaves them as they were."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mrreg
+from mrreg.auditing import profiler as measure
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(measure, "LEAST", 1)
+
+
+class Tied(nn.Module):
+    """A language model whose last layer shares its weight with the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.embed.weight
+
+    def forward(self, words: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(torch.tanh(self.body(self.embed(words))))}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 8), nn.Linear(8, 2)
+    )
+
+
+def audited(fast: Any = "5", model: nn.Module | None = None, **options: Any) -> mrreg.Audit:
+    return mrreg.audit(network() if model is None else model, fast=fast, example_inputs=torch.randn(4, 6), **options)
+
+
+def test_parts_are_counted() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    parts = audited(model=model)["parts"]
+    assert {name: part["parameters"] for name, part in parts.items()} == {"fast": 18, "slow": 16 + 72, "frozen": 56}
+    assert {name: part["flops"] for name, part in parts.items()} == {
+        "fast": 2 * 4 * 8 * 2,
+        "slow": 2 * 4 * 8 * 8,
+        "frozen": 2 * 4 * 6 * 8,
+    }
+
+
+def test_flops_of_the_backward_are_those_of_what_gets_a_gradient() -> None:
+    flops = audited()["flops"]
+    ahead = 2 * 4 * (6 * 8 + 8 * 8 + 8 * 2)
+    assert flops == {"forward": ahead, "backward": 2 * ahead - 2 * 4 * 6 * 8, "fast_backward": 2 * 4 * 8 * 2}
+
+
+def test_head_reaches_nothing_else() -> None:
+    report = audited()
+    assert (report["reached"], report["reached_share"], report["forced_by"]) == ([], 0.0, [])
+
+
+def test_early_fast_layer_is_named_with_what_it_forces() -> None:
+    report = audited(["0.bias", "5"])
+    assert report["reached"] == ["1", "4"]
+    assert report["reached_share"] == 1.0
+    assert report["forced_by"] == [{"names": ["0.bias"], "modules": 2}]
+    assert any("'0.bias' is fast but lies early" in each for each in report["advice"])
+
+
+def test_tied_head_is_named_with_both_names() -> None:
+    report = mrreg.audit(Tied(), fast="head", example_inputs=(torch.tensor([[1, 2, 3]]),))
+    assert report["reached"] == ["body"]
+    assert report["forced_by"] == [{"names": ["embed.weight", "head.weight"], "modules": 1}]
+    assert any("tied to 'head.weight'" in each for each in report["advice"])
+
+
+def test_layers_of_the_slow_part_are_listed() -> None:
+    report = audited()
+    assert (report["batch_norm"], report["dropout"]) == (["1"], ["3"])
+    assert (audited(["1", "4", "5"])["batch_norm"], audited(["1", "4", "5"])["dropout"]) == ([], [])
+
+
+def test_dict_is_plain_and_the_text_shows_it() -> None:
+    report = audited()
+    assert json.loads(json.dumps(report)) == report
+    assert [each["k"] for each in report["periods"]] == [2, 3, 5, 10]
+    said = str(report)
+    assert "times faster" in said
+    assert "mrreg.batch_norm" in said
+    assert "per_gradient" in said
+
+
+def test_speedup_is_of_the_seconds_in_the_report() -> None:
+    report = audited()
+    report["seconds"] = {
+        "full": {"forward": 2.0, "backward": 4.0, "update": 1.0},
+        "fast": {"forward": 2.0, "backward": 0.5, "update": 0.5},
+    }
+    assert report.speedup(5) == pytest.approx(5 * 7 / (7 + 4 * 3))
+    assert report.speedup(1) == pytest.approx(1)
+
+
+def test_memory_of_a_cycle_lies_between_its_steps() -> None:
+    report = audited()
+    assert report["bytes"]["fast"] < report["bytes"]["full"]
+    for each in report["periods"]:
+        assert each["peak_bytes"] == report["bytes"]["full"]
+        assert report["bytes"]["fast"] < each["mean_bytes"] < report["bytes"]["full"]
+
+
+def test_candidates_end_at_the_loss_and_grow() -> None:
+    candidates = [each["fast"] for each in audited()["candidates"]]
+    assert candidates[0] == ["5"]
+    assert candidates[1] == ["1", "4", "5"][-2:]
+    assert all(each["fast"] in candidates for each in audited()["suggestions"])
+
+
+def everything(model: nn.Module) -> list[object]:
+    """All that an audit could change."""
+    return [
+        [(name, value.clone()) for name, value in model.state_dict().items()],
+        [
+            (id(p), p.requires_grad, None if p.grad is None else (id(p.grad), p.grad.clone()))
+            for p in model.parameters()
+        ],
+        [(m.training, dict(m._buffers), dict(m._forward_hooks), dict(m._backward_hooks)) for m in model.modules()],
+        torch.get_rng_state(),
+        torch.is_grad_enabled(),
+    ]
+
+
+def flat(value: object) -> Iterator[object]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from flat(each)
+    elif isinstance(value, dict):
+        yield from flat(list(value.items()))
+    else:
+        yield value.tolist() if isinstance(value, Tensor) else value
+
+
+@pytest.mark.parametrize("prepare", [nn.Module.train, nn.Module.eval])
+def test_model_is_as_it_was(prepare: Callable[[nn.Module], nn.Module]) -> None:
+    model = network()
+    prepare(model)
+    model[1].eval()
+    model[4].weight.requires_grad_(False)
+    model[5](torch.ones(1, 8)).sum().backward()
+    inputs = torch.randn(4, 6, requires_grad=True)
+    stepped: list[Tensor] = []
+    (weight, *_) = model.parameters()
+    handle = weight.register_post_accumulate_grad_hook(stepped.append)  # type: ignore[no-untyped-call]
+    before = list(flat(everything(model)))
+    with torch.no_grad():
+        mrreg.audit(model, fast="5", example_inputs=inputs)
+    assert list(flat(everything(model))) == before
+    assert inputs.grad is None
+    assert not stepped
+    assert list((weight._post_accumulate_grad_hooks or {}).values()) == [stepped.append]
+    handle.remove()
+
+
+def test_model_is_as_it_was_after_an_error() -> None:
+    model = network()
+    before = list(flat(everything(model)))
+    with pytest.raises(RuntimeError, match="shape"):
+        mrreg.audit(model, fast="5", example_inputs=torch.ones(4, 5))
+    assert list(flat(everything(model))) == before
+
+
+def test_model_in_evaluation_mode_is_measured_in_training_mode() -> None:
+    seen = []
+    model = network().eval()
+    handle = model.register_forward_hook(lambda module, *_: seen.append(module.training))
+    audited(model=model)
+    handle.remove()
+    assert seen
+    assert all(seen)
+
+
+def test_no_gradient_is_reported_by_name() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.used(x))  # type: ignore[no-any-return]
+
+    report = audited("head", Spare())
+    assert report["parts"]["slow"]["without_gradient"] == ["spare.weight", "spare.bias"]
+    with pytest.raises(ValueError, match=r"audit: fast must be a part that the loss depends on"):
+        audited("spare", Spare())
+
+
+def test_input_with_a_gradient_is_mentioned() -> None:
+    report = mrreg.audit(network(), fast="5", example_inputs=torch.randn(4, 6, requires_grad=True))
+    assert report["inputs_need_gradient"]
+    assert any("input has requires_grad" in each for each in report["advice"])
+
+
+def test_autocast_does_not_keep_weights_of_another_pass() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        report = audited()
+    assert report["reached"] == []
+    assert report["flops"]["fast_backward"] == 2 * 4 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"model": 3}, TypeError, "audit: model must be an nn.Module"),
+        ({"fast": "layr"}, ValueError, "split: fast must be the name"),
+        ({"loss_fn": 3}, TypeError, "audit: loss_fn must be a function"),
+        ({"loss_fn": lambda output: output}, ValueError, "loss_fn must be a function whose result is one number"),
+        ({"loss_fn": lambda output: output.detach().sum()}, ValueError, "audit: model must be a model whose loss has"),
+        ({"model": nn.Sequential(nn.Linear(6, 2).requires_grad_(False), nn.Linear(2, 2)), "fast": "0"}, ValueError,
+         "audit: fast must be a choice of at least one parameter with requires_grad=True"),
+    ],
+)  # fmt: skip
+def test_errors(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        audited(**options)
+
+
+def test_inputs_of_another_kind_are_refused() -> None:
+    with pytest.raises(TypeError, match="audit: example_inputs must be a tensor"):
+        mrreg.audit(network(), fast="5", example_inputs=3)
+
+
+def test_output_without_a_number_needs_a_loss() -> None:
+    class Choice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(x)).argmax(1)  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="audit: loss_fn must be given"):
+        audited("head", Choice())

@@ -1,0 +1,270 @@
+"""The wrapper: what it accepts, what it looks like from outside, when it says that nothing drives it."""
+
+import copy
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.masks import batch, masks, mlp, plain_mlp, same_bits
+from torch import nn
+
+import mrreg
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ({"p": 1.5}, ValueError, r"p must be in \[0, 1\], got 1.5"),
+        ({"p": -0.1}, ValueError, r"p must be in \[0, 1\], got -0.1"),
+        ({"p": NAN}, ValueError, r"p must be in \[0, 1\], got nan"),
+        ({"p": True}, TypeError, "p must be a number.*got True"),
+        ({"p": "0.5"}, TypeError, "p must be a number.*got '0.5'"),
+        ({"p": None}, TypeError, "p must be a number.*got None"),
+        ({"k": 0}, ValueError, "k must be a whole number, at least 1, got 0"),
+        ({"k": 2.0}, TypeError, "k must be a whole number.*got 2.0"),
+        ({"k": True}, TypeError, "k must be a whole number.*got True"),
+        ({"boost": -1.0}, ValueError, "boost must be finite, at least 0, got -1.0"),
+        ({"boost": float("inf")}, ValueError, "boost must be finite, at least 0, got inf"),
+        ({"boost": "k"}, TypeError, "boost must be a number.*got 'k'"),
+        (
+            {"structure": "unit"},
+            ValueError,
+            "structure must be one of 'weight', 'input', .*got 'unit'",
+        ),
+        ({"structure": ["weight"]}, TypeError, r"structure must be one of.*got \['weight'\]"),
+        ({"structure": None}, TypeError, "structure must be one of.*got None"),
+        ({"rescale": 1}, TypeError, "rescale must be True or False, got 1"),
+        ({"parameters": 5}, TypeError, "parameters must be several names, glob patterns or parameters, got 5"),
+        ({"parameters": ["wieght"]}, ValueError, "parameters must be.*got 'wieght'. Did you mean 'weight'?"),
+        ({"parameters": ["x*"]}, ValueError, r"parameters must be.*got 'x\*'. There is: 'bias', 'weight'"),
+        ({"parameters": [3]}, TypeError, "parameters must be names, glob patterns or parameters.*got 3"),
+        ({"parameters": [torch.ones(2)]}, ValueError, r"parameters must be.*got 'a tensor \(2,\)'"),
+        ({"parameters": []}, ValueError, "module must be a module with a parameter to mask, got 'Linear'"),
+        (
+            {"parameters": ["bias"], "structure": "input"},
+            ValueError,
+            "bias must be.* one input dimension",
+        ),
+    ],
+)
+def test_arguments_out_of_range_are_named(options: dict[str, Any], kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=f"MultirateMask: {says}"):
+        mrreg.MultirateMask(nn.Linear(3, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("p", 2, ValueError),
+        ("p", NAN, ValueError),
+        ("k", 0, ValueError),
+        ("k", 2.5, TypeError),
+        ("boost", -1, ValueError),
+        ("rescale", None, TypeError),
+    ],
+)
+def test_options_are_checked_when_they_are_changed(name: str, value: Any, kind: type[Exception]) -> None:
+    mask = mrreg.MultirateMask(nn.Linear(3, 2), k=4)
+    before = getattr(mask, name)
+    with pytest.raises(kind, match=f"MultirateMask: {name} must be"):
+        setattr(mask, name, value)
+    assert getattr(mask, name) == before
+    mask.boost = 2
+    assert mask.boost == 2.0
+    mask.boost = None
+    assert mask.boost == 4
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "says"),
+    [
+        (torch.relu, TypeError, "module must be an nn.Module"),
+        (nn.ReLU(), ValueError, "module must be a module with a parameter to mask, got 'ReLU'"),
+        (nn.LayerNorm((2, 3)), ValueError, "module must be a module with a parameter to mask, got 'LayerNorm'"),
+        (nn.LazyLinear(2), RuntimeError, "no shape yet for 'bias', 'weight'. Run one forward first."),
+        (nn.Embedding(3, 2, sparse=True), ValueError, "weight must be.*dense gradients, got 'sparse=True'"),
+        (nn.EmbeddingBag(3, 2, sparse=True), ValueError, "weight must be.*dense gradients"),
+        (mrreg.MultirateMask(nn.Linear(2, 2)), ValueError, "module must be without masks inside.*do not nest"),
+        (nn.Sequential(mrreg.MultirateMask(nn.Linear(2, 2))), ValueError, "without masks inside, got '0'"),
+    ],
+)
+def test_modules_that_cannot_be_masked_are_refused(module: Any, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        mrreg.MultirateMask(module)
+
+
+def test_complex_and_integer_parameters_are_refused_when_asked_for() -> None:
+    layer = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(ValueError, match="a parameter to mask"):
+        mrreg.MultirateMask(layer)
+    with pytest.raises(TypeError, match=r"weight must be a floating-point parameter, got torch.complex64"):
+        mrreg.MultirateMask(layer, parameters=["weight"])
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    mask = mrreg.MultirateMask(nn.Linear(3, 2), np.float32(0.5), np.int64(4), boost=np.float64(2))  # type: ignore[arg-type]
+    assert (mask.p, mask.k, mask.boost) == (0.5, 4, 2.0)
+    assert type(mask.k) is int
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        (None, ["0.weight", "1.weight"]),
+        ("1.weight", ["1.weight"]),
+        (["*.bias"], ["0.bias", "1.bias", "2.bias"]),
+        (["0.*", "1.weight"], ["0.weight", "0.bias", "1.weight"]),
+    ],
+)
+def test_which_parameters(wanted: Any, names: list[str]) -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.LayerNorm((2, 2)))
+    assert [t.name for t in mrreg.MultirateMask(module, parameters=wanted).targets] == names
+    by_tensor = mrreg.MultirateMask(module, parameters=[module.get_parameter(name) for name in names])
+    assert [t.name for t in by_tensor.targets] == names
+
+
+def test_boost_is_k_unless_given() -> None:
+    mask = mrreg.MultirateMask(nn.Linear(3, 2), k=4)
+    assert mask.boost == 4
+    assert mrreg.MultirateMask(nn.Linear(3, 2), boost=0.5).boost == 0.5
+    assert "p=0.5, k=4, structure='weight', boost=4, rescale=False" in repr(mask)
+
+
+def test_attributes_of_the_module_are_reachable() -> None:
+    mask = mrreg.MultirateMask(nn.Linear(3, 2))
+    assert mask.in_features == 3
+    assert mask.weight is mask.module.weight
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        _ = mask.colour
+
+
+def test_layers_of_a_container_are_reachable() -> None:
+    layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    mask = mrreg.MultirateMask(layers, structure="hidden")
+    assert mask[0] is layers[0]
+    assert mask[-1] is layers[2]
+    assert list(mask) == list(layers)
+    with pytest.raises(TypeError, match="not subscriptable"):
+        mrreg.MultirateMask(nn.Linear(3, 2))[0]
+    assert len(mask) == 3
+    with pytest.raises(TypeError, match=r"'Linear' has no len"):
+        len(mrreg.MultirateMask(nn.Linear(3, 2)))
+    assert mrreg.MultirateMask(nn.Linear(3, 2))  # as every layer is true
+    named = mrreg.MultirateMask(nn.ModuleDict({"a": nn.Linear(3, 2)}))
+    assert list(named) == ["a"]
+    assert "a" in named
+
+
+def test_attributes_of_the_module_are_set_there() -> None:
+    mask = mrreg.MultirateMask(nn.Conv2d(3, 2, 3))
+    mask.stride, mask.weight, mask.colour = (2, 2), nn.Parameter(torch.ones(2, 3, 3, 3)), "red"
+    assert mask.module.stride == (2, 2)
+    assert [name for name, _ in mask.named_parameters()] == ["module.weight", "module.bias"]
+    assert mask.eval()(torch.ones(1, 3, 5, 5)).shape == (1, 2, 2, 2)
+    assert not hasattr(mask.module, "colour")
+    mask.module = nn.Conv2d(3, 4, 3)
+    assert mask.out_channels == 4
+
+
+def test_functional_call_with_the_names_of_the_state_dict_is_an_error_that_changes_nothing() -> None:
+    model = nn.Sequential(mrreg.MultirateMask(nn.Linear(3, 2)))
+    before = dict(vars(model[0]))
+    with pytest.raises(TypeError, match="cannot assign"):
+        torch.func.functional_call(model, {"0.weight": torch.zeros(2, 3)}, torch.ones(1, 3))
+    assert vars(model[0]) == before
+    assert [name for name, _ in model.named_parameters()] == ["0.module.weight", "0.module.bias"]
+
+
+@pytest.mark.parametrize("when", ["before attach", "after attach"])
+def test_a_layer_that_is_parametrized_inside_its_mask_is_an_error_that_says_what_to_do(when: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if when == "after attach":
+        mrreg.attach(optimizer, model)
+    nn.utils.parametrizations.weight_norm(masks(model)[0].module)
+    with pytest.raises(AttributeError, match=r"no parameter 'weight' now\. Parametrize.* first, then wrap it"):
+        model(batch(0)) if when == "after attach" else mrreg.attach(optimizer, model)
+
+
+def test_mode_of_the_module_is_kept() -> None:
+    assert not mrreg.MultirateMask(nn.Linear(3, 2).eval()).training
+    frozen = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).eval())
+    assert mrreg.MultirateMask(frozen).training
+    assert not frozen[1].training
+
+
+def test_an_undriven_mask_is_dense_and_warns_once() -> None:
+    model, plain = mlp(), plain_mlp()
+    with pytest.warns(mrreg.NoEffectWarning, match=re.escape("Call mrreg.attach(optimizer, model)")) as caught:
+        assert torch.equal(model(batch(0)), plain(batch(0)))
+    assert len(caught) == 2  # one per mask
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(batch(0))
+        mlp(p=0.0)(batch(0))
+        mlp().eval()(batch(0))
+        average = torch.optim.swa_utils.AveragedModel(nn.Sequential(mlp(), nn.BatchNorm1d(3)))
+        torch.optim.swa_utils.update_bn([batch(0)], average)  # in training mode, but nobody trains
+
+
+def test_state_dict_is_the_plain_modules() -> None:
+    model, plain = mlp(), plain_mlp()
+    ours, theirs = model.state_dict(), plain.state_dict()
+    assert list(ours) == list(theirs)
+    assert ours._metadata == theirs._metadata  # type: ignore[attr-defined]
+    assert list(model[0].state_dict()) == ["weight", "bias"]
+    assert list(model[0].state_dict(prefix="a.")) == ["a.weight", "a.bias"]
+    assert model.state_dict(keep_vars=True)["0.weight"] is next(model.parameters())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_state_dicts_go_both_ways(nested: bool, assign: bool) -> None:
+    masked, plain = mlp(), plain_mlp()
+    if nested:
+        masked, plain = (nn.Sequential(nn.ModuleDict({"a": m}), nn.BatchNorm1d(2)) for m in (masked, plain))
+    for source, target in ((masked, plain), (plain, masked), (masked, copy.deepcopy(masked))):
+        for p in source.parameters():
+            p.data.add_(1)
+        saved = copy.deepcopy(source.state_dict())
+        result = target.load_state_dict(saved, strict=True, assign=assign)
+        assert not result.missing_keys
+        assert not result.unexpected_keys
+        assert same_bits(source, target)
+
+
+def test_batch_statistics_of_older_checkpoints_load() -> None:
+    model = nn.Sequential(mrreg.MultirateMask(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+    model.load_state_dict(nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))).state_dict())
+
+
+def test_loads_that_do_not_fit_say_so_in_the_plain_modules_names() -> None:
+    for model in (mlp(), nn.Sequential(mlp()), mlp()[0]):
+        state = model.state_dict()
+        removed, *_ = state
+        state[removed.replace("weight", "wight")] = state.pop(removed)
+        with pytest.raises(RuntimeError, match="Missing key") as error:
+            model.load_state_dict(state)
+        assert "wight" in str(error.value)
+        assert "module." not in str(error.value)
+        result = model.load_state_dict(state, strict=False)
+        assert result.missing_keys == [removed]
+        assert result.unexpected_keys == [removed.replace("weight", "wight")]
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0.weight"):
+        mlp().load_state_dict({**mlp().state_dict(), "0.weight": torch.ones(1)})
+
+
+def test_bits_follow_their_parameters_to_another_type() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    mask = masks(model)[0]
+    slow = mask._bits["weight"] == 0
+    model.double()
+    assert model(batch(0).double()).dtype == torch.float64
+    assert torch.equal(mask._bits["weight"] == 0, slow)

@@ -1,0 +1,173 @@
+"""The slow subset: a pure function of seed, index, cycle and flat index."""
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mrreg.masks.sampling import BLOCK, HALF, RECENT, draw_units, fill_bits, hashes, ready_bits
+
+CPU = torch.device("cpu")
+
+
+def _bits(key: tuple[int, int, int], p: float, count: int, start: int = 0) -> torch.Tensor:
+    return fill_bits(torch.empty(count, dtype=torch.int32), key, p, start)
+
+
+def _sha(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()[:16]
+
+
+def test_values_never_change_between_versions() -> None:
+    """A checkpoint's masks come back only if what is drawn stays as it is."""
+    assert _sha(hashes(100_000, (3, 1, 4), CPU)) == "9daf6141a4d3cd03"
+    assert _sha(_bits((3, 1, 4), 0.2, BLOCK + 100_000)) == "1f5a52564e47021c"
+
+
+def test_a_shard_computes_its_own_part() -> None:
+    whole = _bits((0, 1, 2), 0.3, 3 * BLOCK + 17)
+    for start, stop in [(0, 5), (BLOCK - 3, BLOCK + 9), (2 * BLOCK, 3 * BLOCK + 17)]:
+        assert torch.equal(_bits((0, 1, 2), 0.3, stop - start, start), whole[start:stop])
+
+
+@pytest.mark.parametrize("start", [BLOCK, 3 * BLOCK, 2**40])
+def test_entries_that_share_a_random_number_are_independent(start: int) -> None:
+    n = 200_000
+    agree = (_bits((0, 0, 0), 0.5, n) == _bits((0, 0, 0), 0.5, n, start)).float().mean().item()
+    assert abs(agree - 0.5) < 4 * 0.5 / n**0.5
+
+
+def test_pairs_of_entries_are_independent_over_cycles() -> None:
+    cycles, n, p = 3000, 300, 0.2
+    slow = torch.stack([_bits((0, 0, cycle), p, n) for cycle in range(cycles)]) == 0
+    r = torch.corrcoef(slow.double().T)[*torch.triu_indices(n, n, 1)] * cycles**0.5
+    assert r.abs().max() < 6
+    assert abs(r.square().mean().item() - 1) < 0.05
+
+
+def test_number_of_slow_entries_varies_as_of_independent_ones() -> None:
+    n, p = 10_000, 0.2
+    counts = torch.tensor([(_bits((1, 0, cycle), p, n) == 0).sum().item() for cycle in range(2000)])
+    assert abs(counts.double().var().item() / (n * p * (1 - p)) - 1) < 0.2
+
+
+def test_neighbouring_cycles_are_independent() -> None:
+    n = 200_000
+    slow = [(_bits((0, 3, cycle), 0.2, n) == 0).double() for cycle in range(30)]
+    r = torch.corrcoef(torch.stack(slow))[*torch.triu_indices(30, 30, 1)] * n**0.5
+    assert r.abs().max() < 5
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-12, 1e-3, 0.2, 0.5, 0.9, 1 - 1e-12, 1.0])
+def test_share_of_slow_entries(p: float) -> None:
+    n = 400_000
+    bits = _bits((0, 0, 0), p, n)
+    assert set(bits.unique().tolist()) <= {-1, 0}  # type: ignore[no-untyped-call]
+    assert abs((bits == 0).float().mean().item() - p) < 4 * (p * (1 - p) / n) ** 0.5 + 1e-9
+
+
+@pytest.mark.parametrize("other", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (2**40, 0, 0), (0, 0, 2**40)])
+def test_each_word_of_the_key_gives_an_independent_draw(other: tuple[int, int, int]) -> None:
+    n = 200_000
+    agree = (_bits((0, 0, 0), 0.5, n) == _bits(other, 0.5, n)).float().mean().item()
+    assert abs(agree - 0.5) < 4 * 0.5 / n**0.5
+
+
+@pytest.mark.parametrize("lag", [1, 2, 3, 28, 784, 1024])
+def test_neighbours_are_independent(lag: int) -> None:
+    bits = _bits((0, 0, 0), 0.5, 400_000)
+    agree = (bits[lag:] == bits[:-lag]).float().mean().item()
+    assert abs(agree - 0.5) < 4 * 0.5 / 400_000**0.5
+
+
+def test_hash_values_are_uniform() -> None:
+    n = 1_000_000
+    values = hashes(n, (0, 0, 0), CPU)
+    counts = torch.bincount((values.long() >> 21) + 512, minlength=1024).double()
+    chi2 = ((counts - n / 1024) ** 2 / (n / 1024)).sum().item()
+    assert values.min() >= -HALF
+    assert values.max() < HALF
+    assert abs(chi2 - 1023) < 5 * (2 * 1023) ** 0.5
+
+
+@pytest.mark.parametrize(("p", "units"), [(0.5, 7), (0.5, 8), (0.3, 10), (0.0, 5), (1.0, 5), (0.5, 1), (0.5, 0)])
+def test_unit_masks_drop_exactly(p: float, units: int) -> None:
+    for cycle in range(5):
+        bits = draw_units((0, 0, cycle), p, units, CPU)
+        assert (bits == 0).sum().item() == round(p * units)
+
+
+def test_unit_masks_drop_the_smallest_hash_values() -> None:
+    values = hashes(50, (1, 2, 3), CPU)
+    bits = draw_units((1, 2, 3), 0.4, 50, CPU)
+    assert values[bits == 0].max() < values[bits == -1].min()
+
+
+def test_the_global_random_state_is_neither_used_nor_moved() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = _bits((0, 0, 0), 0.5, 100)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(_bits((0, 0, 0), 0.5, 100), first)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_draw_without_data_leaves_nothing_behind(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrreg.masks.sampling._tables", {})
+    if before:
+        _bits((0, 0, 0), 0.5, 10)
+    with FakeTensorMode():
+        assert type(_bits((0, 0, 0), 0.5, 10)) is not torch.Tensor
+    assert type(_bits((0, 0, 0), 0.5, 10)) is torch.Tensor
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("p", [0.3, 1.0])
+def test_bits_that_are_ready_are_those_that_are_drawn(
+    p: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mrreg.masks.sampling._recent", {})
+    value = torch.empty(3, 200_000)
+    drawn = []
+    for cycle in range(6):
+        ready = ready_bits(value, (0, 1, cycle), p, dtype)
+        expected = fill_bits(torch.empty(600_000, dtype=dtype), (0, 1, cycle), p).view(3, 200_000)
+        assert ready is None or torch.equal(ready, expected)
+        drawn.append(ready is not None)
+    assert drawn == [False, False, False, True, True, True]  # when as many have been drawn as are made at once
+
+
+def test_small_masks_are_ready_before_they_have_filled_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mrreg.masks.sampling._recent", {})
+    ready = [ready_bits(torch.empty(10), (0, 0, cycle), 0.5, torch.int32) is not None for cycle in range(40)]
+    assert ready == [False] * 32 + [True] * 8
+
+
+def test_a_p_that_changes_at_every_cycle_makes_nothing_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent: dict[Any, Any] = {}
+    monkeypatch.setattr("mrreg.masks.sampling._recent", recent)
+    for cycle in range(20):
+        assert ready_bits(torch.empty(1000, 1000), (0, 0, cycle), cycle / 20, torch.int32) is None
+    assert len(recent) == RECENT
+    assert ready_bits(torch.empty(BLOCK + 1), (0, 0, 0), 0.5, torch.int32) is None
+
+
+def test_the_default_device_does_not_matter() -> None:
+    with torch.device("meta"):
+        values = fill_bits(torch.empty(10, dtype=torch.int32, device="cpu"), (0, 0, 0), 0.5)
+    assert torch.equal(values, _bits((0, 0, 0), 0.5, 10))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_draws_what_the_cpu_draws() -> None:
+    for start in (0, BLOCK - 1000):
+        cpu = _bits((3, 4, 5), 0.3, 300_000, start)
+        gpu = fill_bits(torch.empty(300_000, dtype=torch.int32, device="cuda"), (3, 4, 5), 0.3, start)
+        assert torch.equal(gpu.cpu(), cpu)
+    assert torch.equal(
+        draw_units((3, 4, 5), 0.3, 4000, torch.device("cuda")).cpu(), draw_units((3, 4, 5), 0.3, 4000, CPU)
+    )

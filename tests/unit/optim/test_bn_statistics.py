@@ -1,0 +1,291 @@
+"""When running statistics of slow BatchNorm layers move, which layers are slow, and how a policy ends."""
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from helpers.batch_norm import END, POLICIES, K, batch, counts, network, same, slow_trunk, train
+from torch import Tensor, nn
+from torch.optim import SGD
+
+import mrreg
+
+
+@pytest.mark.parametrize("forwards", [1, 2])
+@pytest.mark.parametrize(("statistics", "slow"), [("every", END), ("sync", 3), ("never", 0)])
+def test_slow_statistics_move_when_the_policy_says(statistics: str, slow: int, forwards: int) -> None:
+    model = network()
+    optimizer = slow_trunk(model)
+    handle = mrreg.batch_norm(optimizer, model, statistics)
+    seen = []
+    for t in range(END):
+        before = model[1].running_mean.clone()
+        train(model, optimizer, [t], forwards)
+        seen.append(not torch.equal(before, model[1].running_mean))
+    assert counts(model) == (slow * forwards, END * forwards)
+    assert sum(seen) == slow
+    assert statistics != "sync" or seen == [t % K == 0 for t in range(END)]
+    assert handle.layers == ("1",)
+    assert model[1].training
+    assert model[1].track_running_stats
+
+
+def test_every_is_torch() -> None:
+    model, plain = network(), network()
+    optimizer, other = slow_trunk(model), slow_trunk(plain)
+    assert mrreg.batch_norm(optimizer, model).statistics == "every"
+    train(model, optimizer, range(END))
+    train(plain, other, range(END))
+    assert same(model, plain)
+
+
+def test_sync_changes_statistics_only() -> None:
+    model, plain = network(), network()
+    optimizer, other = slow_trunk(model), slow_trunk(plain)
+    mrreg.batch_norm(optimizer, model, "sync")
+    train(model, optimizer, range(END))
+    train(plain, other, range(END))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    assert not torch.equal(model[1].running_mean, plain[1].running_mean)
+    expected = torch.zeros(6)
+    model = network()
+    optimizer = slow_trunk(model)
+    mrreg.batch_norm(optimizer, model, "sync")
+    for t in range(END):
+        if t % K == 0:
+            expected = 0.9 * expected + 0.1 * model[0](batch(t)).mean(0).detach()
+        train(model, optimizer, [t])
+    torch.testing.assert_close(model[1].running_mean, expected)
+
+
+def test_never_is_frozen_batch_norm() -> None:
+    model, frozen = network(), network()
+    for net in (model, frozen):
+        net[1].running_mean.fill_(0.3)
+    optimizer, other = slow_trunk(model), slow_trunk(frozen)
+    mrreg.batch_norm(optimizer, model, "never")
+    train(model, optimizer, range(END))
+    frozen[1].train = lambda mode=True: nn.BatchNorm1d.train(frozen[1], False)
+    train(frozen, other, range(END))
+    assert same(model, frozen)
+    assert not torch.equal(model[1].weight, torch.ones(6))
+
+
+def test_k_of_one_is_torch() -> None:
+    model, plain = network(), network()
+    optimizer, other = slow_trunk(model, k=1), slow_trunk(plain, k=1)
+    assert mrreg.batch_norm(optimizer, model, "never").layers == ()
+    train(model, optimizer, range(END))
+    train(plain, other, range(END))
+    assert same(model, plain)
+
+
+def test_evaluation_uses_and_keeps_the_statistics() -> None:
+    for statistics in POLICIES:
+        model = network()
+        optimizer = slow_trunk(model)
+        handle = mrreg.batch_norm(optimizer, model, statistics)
+        train(model, optimizer, range(2))
+        model.eval()
+        saved = copy.deepcopy(model.state_dict())
+        out = model(batch(9))
+        assert not model[1].training
+        handle.remove()
+        assert torch.equal(out, model(batch(9)))
+        assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+
+
+def lazy(model: Any) -> nn.Module:
+    return nn.Sequential(model, nn.LazyBatchNorm1d())
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "says"),
+    [
+        (lambda m, o: (m, m), TypeError, "batch_norm: optimizer must be a Multirate, .*, got 'Sequential'"),
+        (lambda m, o: (SGD(m.parameters(), lr=0.1), m), TypeError, "got 'SGD'"),
+        (lambda m, o: (o, [m]), TypeError, "model must be an nn.Module"),
+        (lambda m, o: (o, m, "often"), ValueError, "statistics must be one of .* got 'often'"),
+        (lambda m, o: (o, m, 1), TypeError, "statistics must be one of .* got 1"),
+        (lambda m, o: (o, m[0]), ValueError, "model must be one with BatchNorm .* got 'Linear'"),
+        (lambda m, o: (o, m[0:2].append(nn.BatchNorm1d(6, track_running_stats=False))[2:]), ValueError, "must be one"),
+        (lambda m, o: (o, network()), ValueError, "with parameters in the optimizer, got 'Sequential'"),
+        (lambda m, o: (o, lazy(m)), RuntimeError, "layer '1' has no shape yet. Run one forward first"),
+        (lambda m, o: (o, m) if mrreg.batch_norm(o, m) else (), RuntimeError, "layer '1' has a policy already. Call"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Any, kind: type[Exception], says: str) -> None:
+    model = network()
+    with pytest.raises(kind, match=says):
+        mrreg.batch_norm(*make(model, slow_trunk(model)))
+
+
+@pytest.mark.parametrize("end", ["remove", "with", "collected"])
+def test_at_the_end_layers_are_torch_s(end: str) -> None:
+    model, plain = network(), network()
+    optimizer = slow_trunk(model)
+    with mrreg.batch_norm(optimizer, model, "sync") as handle:
+        train(model, optimizer, range(2))
+        if end == "remove":
+            handle.remove()
+            handle.remove()
+        if end == "collected":
+            optimizer = None  # type: ignore[assignment]
+            gc.collect()
+            assert not model[1]._forward_pre_hooks
+            assert not model[1]._forward_hooks
+    if end != "collected":
+        assert not any("batch_norm" in group for group in optimizer.param_groups)
+        assert not optimizer._optimizer_step_post_hooks
+    assert vars(model[1]).keys() == vars(plain[1]).keys()
+    assert not model[1]._forward_pre_hooks
+    before = counts(model)[0]
+    model(batch(0))
+    assert counts(model)[0] == before + 1
+    handle.remove()
+
+
+def test_layers_follow_the_modules_before_them() -> None:
+    """One without parameters, one that is frozen, one before everything, and one whose parts differ."""
+    stem, plain = (nn.BatchNorm1d(width, affine=False) for width in (4, 6))
+    frozen = nn.BatchNorm1d(6).requires_grad_(False)
+    mixed, head = nn.BatchNorm1d(6), nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, affine=False))
+    model = nn.Sequential(stem, nn.Linear(4, 6), plain, nn.Sequential(nn.Linear(6, 6), frozen), mixed, head)
+    params = [p for p in model.parameters() if p.requires_grad]
+    optimizer = mrreg.MultirateSGD(params, lr=0.1, k=K, fast=[head, mixed.weight])
+    assert mrreg.batch_norm(optimizer, model, "sync").layers == ("0", "2", "3.1")
+    train(model, optimizer, range(K))
+    norms: list[Any] = [stem, plain, frozen, mixed, head[1]]
+    assert [int(norm.num_batches_tracked) for norm in norms] == [1, 1, 1, K, K]
+
+
+class Net2d(nn.Module):
+    """A convolution before a normalization of any dimension."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.conv = getattr(nn, f"Conv{dimension}d")(2, 3, 1)
+        self.norm = getattr(nn, f"BatchNorm{dimension}d")(3, momentum=None)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.norm(self.conv(x)).flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_all_kinds_of_layers(dimension: int, sync: bool) -> None:
+    """With a cumulative average, which counts the updates."""
+    model: Any = Net2d(dimension)
+    if sync:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=2, fast=model.head)
+    mrreg.batch_norm(optimizer, model, "sync")
+    means = []
+    for t in range(4):
+        x = torch.randn(4, 2, *[3] * dimension)
+        if t % 2 == 0:
+            means.append(model.conv(x).detach().transpose(0, 1).flatten(1).mean(1))
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.norm.num_batches_tracked == 2
+    torch.testing.assert_close(model.norm.running_mean, torch.stack(means).mean(0))
+
+
+def test_layers_are_set_back_where_a_forward_fails() -> None:
+    for statistics in ("sync", "never"):
+        model = network()
+        optimizer = slow_trunk(model)
+        mrreg.batch_norm(optimizer, model, statistics)
+        train(model, optimizer, [0])
+        with pytest.raises(ValueError, match="expected 2D or 3D"):
+            model[1](torch.ones(6))
+        assert model[1].training
+        assert model[1].track_running_stats
+
+
+def test_a_period_that_changes() -> None:
+    model = network()
+    optimizer = slow_trunk(model, k=2)
+    mrreg.batch_norm(optimizer, model, "sync")
+    optimizer.param_groups[1]["period"] = 3
+    train(model, optimizer, range(4))
+    assert counts(model) == (2, 4)
+    optimizer.param_groups[1]["period"] = 1
+    train(model, optimizer, range(4, 9))
+    assert counts(model) == (2 + 3, 9)  # once more at step 6 and then always
+
+
+def test_a_layer_of_two_slow_parts_is_at_a_sync_step_with_either() -> None:
+    model = network()
+    slow = {"0": 4, "1.weight": 4, "1.bias": 2}
+    optimizer = mrreg.MultirateSGD(mrreg.split(model, slow=slow), lr=0.05)
+    mrreg.batch_norm(optimizer, model, "sync")
+    train(model, optimizer, range(8))
+    assert counts(model) == (4, 8)
+
+
+def test_a_slow_part_whose_period_is_1_for_now_stays_slow() -> None:
+    model = network()
+    optimizer = slow_trunk(model)
+    optimizer.param_groups[1]["period"] = 1
+    assert mrreg.batch_norm(optimizer, model, "sync").layers == ("1",)
+
+
+def test_a_skipped_step_moves_no_clock() -> None:
+    model = network()
+    optimizer = slow_trunk(model)
+    mrreg.batch_norm(optimizer, model, "sync")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    for t in range(4):
+        loss = model(batch(t)).square().mean() * (float("inf") if t == 0 else 1)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert counts(model) == (2, 4)  # the batch of the skipped step, and the first that counted
+
+
+def test_wrapped_optimizers() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    model = network()
+    accelerator = accelerate.Accelerator(cpu=True)
+    prepared, optimizer = accelerator.prepare(model, slow_trunk(model))
+    mrreg.batch_norm(optimizer, prepared, "sync")
+    train(prepared, optimizer, range(END))
+    assert counts(model) == (3, END)
+
+
+def test_checkpointing_moves_statistics_as_often_as_it_runs_the_layer() -> None:
+    """The layer runs twice at sync steps, as in torch, and once at fast ones, where nothing is computed again."""
+    model = network()
+    optimizer = slow_trunk(model)
+    mrreg.batch_norm(optimizer, model, "sync")
+    for t in range(K):
+        hidden = torch.utils.checkpoint.checkpoint(model[:3], batch(t), use_reentrant=False)
+        model[3:](hidden).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert counts(model) == (2, K)
+
+
+@pytest.mark.parametrize("statistics", POLICIES)
+def test_compiling_makes_at_most_one_graph_per_phase(statistics: str) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model, plain = network(), network()
+    optimizer, other = slow_trunk(model), slow_trunk(plain)
+    counter = CompileCounter()
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    mrreg.batch_norm(optimizer, compiled, statistics)
+    mrreg.batch_norm(other, plain, statistics)
+    train(compiled, optimizer, range(END))
+    train(plain, other, range(END))
+    older = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14)
+    reuses = older and statistics != "sync"  # torch 2.11 takes the first graph again where only requires_grad differs
+    assert counter.frame_count in ((1, 2) if reuses else (2,))
+    assert same(model, plain)

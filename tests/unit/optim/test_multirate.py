@@ -1,0 +1,500 @@
+"""The engine: what it refuses, what it says of itself, what is a step, and how parts move."""
+
+import copy
+import gc
+import warnings
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.optimizers import TORCH, adamw, clock, hybrid, loss, mixed, network, same, sgd, train
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+import mrreg
+
+
+def one(*shape: int) -> Parameter:
+    return Parameter(torch.ones(*shape))
+
+
+def plain(*params: Tensor, lr: float = 0.1, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(params or [one(2)], lr=lr, **options)
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        return super().step(closure)
+
+
+class WithoutLr(Optimizer):
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> Any:
+        return None
+
+
+shared = one(3, 2)
+own_period = torch.optim.SGD([{"params": [one(2)], "period": 2}], lr=0.1)
+marked_slow = torch.optim.SGD([{"params": [one(2)], "period": None}], lr=0.1)
+REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
+    (TypeError, 3, {}, r"parts must be a list of pairs .*got 3"),
+    (TypeError, "ab", {}, "parts must be a list of pairs"),
+    (ValueError, [], {}, "at least one pair"),
+    (TypeError, [plain()], {}, r"parts\[0\] must be a pair"),
+    (TypeError, [("adam", 1)], {}, r"parts\[0\] must be .*Optimizer.*'str'"),
+    (TypeError, [(plain(), 1), (plain(), "5")], {}, r"parts\[1\] period must be a whole number.*'5'"),
+    (TypeError, [(plain(), True)], {}, "period must be a whole number"),
+    (TypeError, [(plain(), 1.0)], {}, "period must be a whole number"),
+    (ValueError, [(plain(), 0)], {}, "at least 1, got 0"),
+    (ValueError, [(plain(), -5)], {}, "at least 1, got -5"),
+    (ValueError, [(plain(), 5)], {}, "period must be 1 for the fastest part"),
+    (ValueError, [(plain(), 1), (plain(), 2), (plain(), 5)], {}, "2 does not divide 5"),
+    (ValueError, [(plain(shared), 1), (plain(shared), 5)], {}, r"shape \(3, 2\) in parts 0 and 1"),
+    (ValueError, [(torch.optim.LBFGS([one(2)]), 1)], {}, "LBFGS evaluates the loss several times"),
+    (ValueError, [(torch.optim.Muon([one(2, 2)]), 1)], {}, "Muon's update is not element-wise"),
+    (ValueError, [(torch.optim.Adafactor([one(2)]), 1)], {}, "Adafactor scales"),
+    (ValueError, [(torch.optim.SparseAdam([one(2)]), 1)], {}, "SparseAdam moves only"),
+    (ValueError, [(NeedsClosure([one(2)], lr=0.1), 1)], {}, "needs 'closure'"),
+    (ValueError, [(WithoutLr([one(2)]), 1)], {}, "lr in its groups"),
+    (
+        RuntimeError,
+        [(torch.optim.SGD(nn.LazyLinear(2).parameters(), lr=0.1), 1)],
+        {},
+        r"parts\[0\] has parameters with",
+    ),
+    (ValueError, [(plain(differentiable=True), 1)], {}, "differentiable=False"),
+    (ValueError, [(mrreg.Multirate([(plain(), 1)]), 1)], {}, "instead of nesting"),
+    (
+        ValueError,
+        [(own_period, 3)],
+        {},
+        "2, as its groups say, got 3",
+    ),
+    (
+        TypeError,
+        [(marked_slow, None)],
+        {},
+        "period must be a whole",
+    ),
+    (TypeError, [(plain(), 1)], {"drift": 1}, "drift must be True or False, got 1"),
+    (TypeError, [(plain(), 1)], {"drift": None}, "drift must be True or False"),
+    (ValueError, [(plain(), 1)], {"gradient": "average"}, "gradient must be one of .*'average'"),
+    (TypeError, [(plain(), 1)], {"gradient": None}, "gradient must be one of"),
+    (ValueError, [(plain(), 1), (plain(), 2)], {"gradient": ["mean"]}, "one for each of the 2 parts"),
+]
+
+
+@pytest.mark.parametrize(("kind", "parts", "options", "message"), REFUSED)
+def test_refused(kind: type[Exception], parts: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        mrreg.Multirate(parts, **options)
+    assert str(caught.value).startswith("Multirate: ")
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_twice_in_a_group_is_refused() -> None:
+    p = one(2)
+    with pytest.raises(ValueError, match="in parts 0 and 0"):
+        mrreg.Multirate([(torch.optim.SGD([p, p], lr=0.1), 1)])
+
+
+def test_numpy_numbers_generators_and_lists_are_accepted() -> None:
+    bases = ([plain(), np.int64(1)], [plain(), np.int32(4)])
+    optimizer = mrreg.Multirate(pair for pair in bases)  # type: ignore[misc]
+    assert [group["period"] for group in optimizer.param_groups] == [1, 4]
+    assert all(type(group["period"]) is int for group in optimizer.param_groups)
+
+
+def test_due_and_repr_follow_the_clock() -> None:
+    net = network()
+    optimizer = hybrid(net)
+    seen = []
+    train(net, optimizer, range(5), lambda: seen.append(optimizer.due))
+    assert seen == [
+        (True, False, False),
+        (True, True, False),
+        (True, False, False),
+        (True, True, True),
+        (True, False, False),
+    ]
+    assert str(optimizer).splitlines() == [
+        "Multirate (drift=True, 5 steps done",
+        "  part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.01, due",
+        "  part 1: SGD, period 2, 1 tensors, 32 parameters, lr 0.1, 1 of 2",
+        "  part 2: RMSprop, period 4, 1 tensors, 8 parameters, lr 0.01, 1 of 4",
+        ")",
+    ]
+
+
+def test_a_call_without_any_gradient_is_no_step() -> None:
+    for make in (sgd, adamw, hybrid):
+        net, twin = network(), network()
+        optimizer, other = make(net), make(twin)
+        for t in range(6):
+            optimizer.step()
+            assert clock(optimizer) == t
+            train(net, optimizer, range(t, t + 1))
+            train(twin, other, range(t, t + 1))
+        assert same(net, twin)
+
+
+def test_calls_without_gradients_that_never_end_warn() -> None:
+    net = network()
+    optimizer = sgd(net)
+    train(net, optimizer, range(1))
+    optimizer.step()
+    optimizer.step()
+    with pytest.warns(mrreg.NoEffectWarning, match="3 calls in a row"):
+        optimizer.step()
+    optimizer.step()
+
+
+def test_zero_lr_and_zero_gradients_are_no_step_but_either_alone_is() -> None:
+    for lr, gradient, steps in ((0.0, 0.0, 0), (0.0, 1.0, 1), (0.1, 0.0, 1)):
+        fast, slow = one(2), one(2)
+        optimizer = mrreg.MultirateSGD([fast, slow], lr=lr, k=2, fast=fast, momentum=0.9)
+        for p in (fast, slow):
+            p.grad = torch.full_like(p, gradient)
+        optimizer.step()
+        assert clock(optimizer) == steps
+        assert set(optimizer.state[slow]) == {"momentum_buffer"}
+
+
+def test_one_group_with_an_lr_makes_it_a_step() -> None:
+    fast, slow = one(2), one(2)
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=0.0, k=2, fast=fast, slow_lr=0.1)
+    for p in (fast, slow):
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert clock(optimizer) == 1
+
+
+@pytest.mark.parametrize("drift", [True, False])
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_no_gradient_at_the_sync_step_means_rest(make: Any, drift: bool) -> None:
+    """As in torch it is skipped; it does not drift along an old direction either."""
+    net = network()
+    optimizer = make(net, drift=drift)
+    train(net, optimizer, range(3))
+    torch.autograd.backward(loss(net, 3))
+    net.trunk.bias.grad = None
+    before, other = net.trunk.bias.clone(), net.trunk.weight.clone()
+    optimizer.step()
+    optimizer.zero_grad()
+    train(net, optimizer, range(4, 6))
+    assert torch.equal(net.trunk.bias, before)
+    assert not torch.equal(net.trunk.weight, other)
+    train(net, optimizer, range(6, 7))
+    assert not torch.equal(net.trunk.bias, before)
+
+
+def test_a_parameter_without_any_gradient_so_far_starts_like_new() -> None:
+    """Adam takes an empty state for its first step, so nothing of ours may be in it."""
+    for gradient in ("sync", "mean"):
+        fast, slow = one(2), one(2)
+        optimizer = mrreg.MultirateAdamW([fast, slow], lr=0.1, k=2, fast=fast, gradient=gradient)
+        for t in range(3):
+            fast.grad = torch.ones(2)
+            slow.grad = torch.ones(2) if t > 0 else None
+            optimizer.step()
+        assert optimizer.state[slow]["step"] == 1
+
+
+def test_stale_gradients_of_slow_parts_are_ignored() -> None:
+    fast, slow = one(2), one(2)
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=0.5, k=3, fast=fast)
+    fast.grad, slow.grad = torch.ones(2), torch.ones(2)
+    optimizer.step()
+    slow.grad.fill_(torch.nan)
+    optimizer.step()
+    optimizer.step()
+    assert slow.tolist() == [-0.5, -0.5]
+
+
+def test_a_rate_of_zero_at_the_sync_step() -> None:
+    """Right for SGD, where the direction does not depend on it; else no drift until the next sync step."""
+    for make, moves in ((sgd, True), (lambda net: sgd(net, momentum=0.0), True), (adamw, False)):
+        net = network()
+        optimizer: Any = make(net)
+        before = net.trunk.weight.clone()
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        train(net, optimizer, range(1))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        train(net, optimizer, range(1, 2))
+        assert torch.equal(net.trunk.weight, before) is not moves
+        train(net, optimizer, range(2, 4))
+        assert not torch.equal(net.trunk.weight, before)
+
+
+@pytest.mark.parametrize("k", [2, 5])
+def test_memory_beyond_the_base(k: int) -> None:
+    """0 bytes for SGD with momentum; one buffer per slow parameter with drift elsewhere; none without drift."""
+    for base in TORCH:
+        free = base.kind is torch.optim.SGD and base.options.get("momentum", 0) and not base.options.get("nesterov")
+        for drift in (True, False):
+            net, twin = network(), network()
+            optimizer = mixed(base, drift)(net)
+            other = base(twin.parameters())
+            train(net, optimizer, range(9))
+            train(twin, other, range(9))
+            extra = held(optimizer) - held(other)
+            slow = sum(p.numel() * p.element_size() for p in net.trunk.parameters())
+            assert extra == (0 if free or not drift else slow), base
+
+
+def held(optimizer: Optimizer) -> int:
+    """Bytes of all tensors in the state."""
+    tensors = [v for own in optimizer.state.values() for v in own.values() if isinstance(v, Tensor)]
+    return sum(t.numel() * t.element_size() for t in tensors if t.dim() > 0)
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+
+
+def test_no_memory_besides_the_state() -> None:
+    """Tensors that live between steps are those of the state and the parameters."""
+    net = network()
+    optimizer = sgd(net, k=3)
+    train(net, optimizer, range(4))
+    count = tensors_alive()
+    train(net, optimizer, range(4, 10))
+    assert tensors_alive() <= count  # fewer where garbage of other tests went meanwhile
+
+
+def test_a_period_may_change_and_counts_from_the_next_sync_step() -> None:
+    net = network()
+    optimizer = sgd(net, k=2)
+    syncs = []
+    for t in range(16):
+        if t == 3:
+            optimizer.param_groups[1]["period"] = 5
+        if optimizer.due[1]:
+            syncs.append(t)
+        train(net, optimizer, range(t, t + 1))
+    assert syncs == [0, 2, 4, 9, 14]
+
+
+def test_sync_steps_stay_nested_while_periods_change() -> None:
+    fast, middle, slow = one(2), one(2), one(2)
+    optimizer = mrreg.Multirate([(plain(fast), 1), (plain(middle), 2), (plain(slow), 4)])
+    due = []
+    for t in range(17):
+        if t == 1:
+            optimizer.param_groups[1]["period"] = 4
+        if t == 5:
+            optimizer.param_groups[2]["period"] = 8
+        due.append(optimizer.due)
+        for p in (fast, middle, slow):
+            p.grad = torch.ones(2)
+        optimizer.step()
+    assert [t for t, each in enumerate(due) if each[2]] == [0, 4, 8, 16]
+    assert [t for t, each in enumerate(due) if each[1]] == [0, 2, 4, 8, 12, 16]
+
+
+@pytest.mark.parametrize(("period", "kind"), [(0, ValueError), ("5", TypeError), (True, TypeError), (3, ValueError)])
+def test_a_period_that_does_not_fit_is_refused_before_anything_moves(period: Any, kind: type[Exception]) -> None:
+    net = network()
+    optimizer = hybrid(net)
+    optimizer.param_groups[1]["period"] = period
+    before = [p.clone() for p in net.parameters()]
+    torch.autograd.backward(loss(net, 0))
+    with pytest.raises(kind, match="period"):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    assert clock(optimizer) == 0
+
+
+def test_state_that_the_user_replaced_is_used() -> None:
+    """Optimizer state moved to another device and back, or emptied."""
+    net = network()
+    optimizer = sgd(net)
+    train(net, optimizer, range(2))
+    buffer = optimizer.state[net.trunk.weight]
+    buffer["momentum_buffer"] = torch.zeros_like(buffer["momentum_buffer"])
+    before = net.trunk.weight.clone()
+    train(net, optimizer, range(2, 3))
+    assert torch.equal(net.trunk.weight, before)
+    optimizer.state.clear()
+    train(net, optimizer, range(3, 8))
+
+
+def emptied(optimizer: Any) -> None:
+    for own in optimizer.state.values():
+        own.clear()
+
+
+def replaced(optimizer: Any) -> None:
+    optimizer.state = defaultdict(dict)
+
+
+@pytest.mark.parametrize("reset", [emptied, replaced])
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.0}, {"gradient": "mean"}])
+def test_state_that_the_user_reset_rests_and_starts_again(reset: Any, options: dict[str, Any]) -> None:
+    for steps in range(1, 4):
+        net = network()
+        optimizer = sgd(net, **options)
+        train(net, optimizer, range(steps))
+        reset(optimizer)
+        before = net.trunk.weight.clone()
+        train(net, optimizer, range(steps, 3))
+        assert torch.equal(net.trunk.weight, before)
+        train(net, optimizer, range(3, 4))
+        assert optimizer.state[net.trunk.weight]
+        assert not torch.equal(net.trunk.weight, before)
+
+
+def test_float32_is_as_exact_as_torch() -> None:
+    """At lr 1e-5 and k = 10, after 1,000 steps: the drifted parameters against float64, as torch.optim.SGD's are."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(4000, generator=generator)
+    noise = torch.randn(1000, 4000, generator=generator)
+
+    def run(dtype: torch.dtype, k: int) -> Tensor:
+        slow, fast = Parameter(start.to(dtype)), Parameter(torch.zeros(1, dtype=dtype))
+        optimizer = mrreg.MultirateSGD([slow, fast], lr=1e-5, k=k, fast=fast, momentum=0.9)
+        for t in range(1000):
+            slow.grad = slow.detach() + noise[t].to(dtype) if t % k == 0 else None
+            fast.grad = torch.ones_like(fast)
+            optimizer.step()
+        return slow.detach().double()
+
+    errors = {k: (run(torch.float32, k) - run(torch.float64, k)).square().mean().sqrt().item() for k in (1, 10)}
+    assert errors[10] <= 1.5 * errors[1], errors
+
+
+def test_the_first_gathered_gradient_is_the_step_s_own() -> None:
+    fast, slow = one(1), Parameter(torch.zeros(1))
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
+    moves = []
+    for t in range(7):
+        fast.grad, slow.grad = torch.ones(1), torch.full((1,), float(t))
+        optimizer.step()
+        moves.append(slow.item())
+        assert slow.grad.item() == t
+        assert slow.requires_grad
+    assert moves == [0, 0, 0, -6, -6, -6, -21]  # -3 * mean(1, 2, 3), then -3 * mean(4, 5, 6)
+
+
+def test_words_for_the_gradient_per_part() -> None:
+    fast, slow, slower = one(2), one(2), one(2)
+    bases = [(plain(fast), 1), (plain(slow), 2), (plain(slower), 4)]
+    optimizer = mrreg.Multirate(bases, gradient=["sync", "sum", "sync"])
+    for p in (fast, slow, slower):
+        p.grad = torch.ones(2)
+    optimizer.step()
+    assert [p.requires_grad for p in (fast, slow, slower)] == [True, True, False]
+
+
+def test_training_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (sgd, adamw, hybrid):
+            net = network()
+            train(net, make(net), range(9))
+
+
+def test_capture_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    optimizer = sgd(net)
+    torch.autograd.backward(loss(net, 0))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="CUDA graph"):
+        optimizer.step()
+    assert clock(optimizer) == 0
+
+
+def test_warnings_point_at_the_call_of_step() -> None:
+    fast, slow = one(2), one(2)
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=0.1, k=2, fast=fast)
+    slow.grad = fast.grad = torch.ones(2)
+    optimizer.step()
+    fast.grad = None
+    with pytest.warns(mrreg.NoEffectWarning, match="got a gradient at this step") as caught:
+        optimizer.step()
+    assert caught[0].filename == __file__
+
+
+def test_a_checkpoint_of_torch_fits_where_all_is_fast() -> None:
+    net, twin = network(), network()
+    optimizer = mrreg.MultirateSGD(net.parameters(), lr=0.1, momentum=0.9)
+    plain_one = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    train(twin, plain_one, range(3))
+    net.load_state_dict(twin.state_dict())
+    optimizer.load_state_dict(copy.deepcopy(plain_one.state_dict()))
+    train(net, optimizer, range(3, 6))
+    train(twin, plain_one, range(3, 6))
+    assert same(net, twin)
+    plain_one.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+
+def test_a_step_without_a_gradient_counts_as_zero_among_the_gathered() -> None:
+    fast, slow = one(1), Parameter(torch.zeros(1))
+    optimizer = mrreg.MultirateSGD([fast, slow], lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
+    for gradient in (None, 6.0, None, None, None, None, None):
+        fast.grad, slow.grad = torch.ones(1), None if gradient is None else torch.full((1,), gradient)
+        optimizer.step()
+    assert slow.item() == -3 * 6.0 / 3
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("gradient", ["mean", "sum"])
+def test_a_parameter_frozen_among_the_gathered_rests(make: Any, gradient: str) -> None:
+    """A whole cycle without a gradient is none, as in torch: neither momentum nor decay moves what the user froze."""
+    net = network()
+    optimizer = make(net, k=2, gradient=gradient, weight_decay=0.1)
+    train(net, optimizer, range(3))
+    net.trunk.bias.requires_grad_(False)
+    train(net, optimizer, range(3, 5))
+    before, other = net.trunk.bias.clone(), net.trunk.weight.clone()
+    train(net, optimizer, range(5, 9))
+    assert torch.equal(net.trunk.bias, before)
+    assert not torch.equal(net.trunk.weight, other)
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+def test_a_part_frozen_after_close_stays_frozen_from_its_next_sync_step(steps: int) -> None:
+    net = network()
+    optimizer = sgd(net, weight_decay=0.1)
+    train(net, optimizer, range(steps))
+    optimizer.close()
+    net.trunk.requires_grad_(False)
+    train(net, optimizer, range(steps, 6))
+    before = net.trunk.weight.clone()
+    train(net, optimizer, range(6, 10))
+    assert torch.equal(net.trunk.weight, before)
+    assert not net.trunk.weight.requires_grad
+    optimizer.close()
+    assert not net.trunk.weight.requires_grad
+    net.trunk.requires_grad_(True)
+    train(net, optimizer, range(10, 14))
+    assert not torch.equal(net.trunk.weight, before)
+
+
+def test_an_older_optimizer_lets_go_of_the_flags() -> None:
+    net = network()
+    old = sgd(net, k=2)
+    new = sgd(net, k=3)
+    train(net, old, range(1))
+    assert all(p.requires_grad for p in net.parameters())
+    train(net, new, range(1))
+    old.close()
+    assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+
+
+def test_a_saved_state_with_two_clocks_is_refused() -> None:
+    optimizer = sgd(network())
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["clock"] = 3
+    with pytest.raises(ValueError, match="one clock"):
+        optimizer.load_state_dict(saved)

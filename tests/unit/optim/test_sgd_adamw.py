@@ -1,0 +1,237 @@
+"""`MultirateSGD` and `MultirateAdamW`: how parameters become groups, rates, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.optimizers import network, same, sgd, train
+from torch import nn
+from torch.nn import Parameter
+
+import mrreg
+
+BOTH = [mrreg.MultirateSGD, mrreg.MultirateAdamW]
+
+
+def periods(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
+    return [(group["period"], len(group["params"])) for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_what_fast_may_be(form: Any) -> None:
+    net = network()
+    choices = [
+        net.head,
+        [net.head],
+        net.head.parameters(),
+        list(net.head.parameters()),
+        net.head.named_parameters(),
+        (p for p in net.head.parameters()),
+    ]
+    for fast in choices:
+        assert periods(form(net.parameters(), 0.1, 5, fast)) == [(1, 2), (5, 2)]
+    assert periods(form(net.parameters(), fast=net.head.bias)) == [(1, 1), (5, 3)]
+    assert periods(form(net.named_parameters(), fast="head", k=2)) == [(1, 2), (2, 2)]
+    assert periods(form(iter(net.parameters()), k=np.int64(3), fast=[net.head.bias, net.trunk])) == [(1, 3), (3, 1)]
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_existing_groups_keep_order_and_options(form: Any) -> None:
+    net = network()
+    groups = [
+        {"params": [net.head.weight, net.trunk.weight], "weight_decay": 0.5},
+        {"params": [net.trunk.bias, net.head.bias], "weight_decay": 0.0, "lr": 0.3},
+    ]
+    optimizer = form(groups, lr=0.1, k=4, fast=net.head)
+    assert periods(optimizer) == [(1, 1), (4, 1), (1, 1), (4, 1)]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.5, 0.0, 0.0]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, 0.3, 0.3]
+    assert optimizer.due == (True, True)
+    assert "period" not in groups[0]
+    assert len(groups[0]["params"]) == 2  # type: ignore[arg-type]
+
+
+def test_split_marks_slow_groups_and_k_fills_them_in() -> None:
+    net = network()
+    assert periods(mrreg.MultirateSGD(mrreg.split(net, fast="head"), lr=0.1, k=7)) == [(1, 2), (7, 2)]
+    three = mrreg.split(net, slow={"trunk.weight": 6, "trunk.bias": 2})
+    optimizer = mrreg.MultirateSGD(three, lr=0.1)
+    assert sorted(periods(optimizer)) == [(1, 2), (2, 1), (6, 1)]
+    assert optimizer.due == (True, True, True)
+    assert periods(mrreg.MultirateSGD(mrreg.biases(net), lr=0.1, k=2)) == [(1, 2), (2, 2)]
+
+
+def test_split_serves_any_base() -> None:
+    net = network()
+    slow_too = mrreg.split(net, slow={"trunk": 3})
+    optimizer = mrreg.Multirate([(torch.optim.RMSprop(slow_too, lr=0.1), None)])
+    assert optimizer.due == (True, True)
+    train(net, optimizer, range(1))
+    assert optimizer.due == (True, False)
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_slow_lr(form: Any) -> None:
+    net = network()
+
+    def rates(**options: Any) -> list[float]:
+        optimizer = form(net.parameters(), **{"lr": 0.5, "k": 4, "fast": net.head} | options)
+        return [group["lr"] for group in optimizer.param_groups]
+
+    assert rates() == rates(slow_lr="coupled") == [0.5, 0.5]
+    assert rates(slow_lr="per_gradient") == [0.5, 0.125]
+    assert rates(slow_lr=0.01) == rates(slow_lr=np.float64(0.01)) == [0.5, 0.01]
+    assert rates(slow_lr=0) == [0.5, 0]
+    assert rates(slow_lr="per_gradient", k=1) == [0.5, 0.5]
+    own = [{"params": list(net.head.parameters())}, {"params": list(net.trunk.parameters()), "period": 4, "lr": 0.4}]
+    given: dict[str, Any] = {"lr": 0.5}
+    assert [group["lr"] for group in form(own, **given, slow_lr=0.01).param_groups] == [0.5, 0.4]
+    assert [group["lr"] for group in form(own, **given, slow_lr="per_gradient").param_groups] == [0.5, 0.1]
+
+
+def test_a_scheduler_scales_both_rates() -> None:
+    net = network()
+    optimizer = sgd(net, k=4, slow_lr="per_gradient")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    train(net, optimizer, range(2), scheduler.step)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.00625]
+
+
+def test_one_gradient_moves_a_part_as_far_as_without_multirate_where_the_rate_is_per_gradient() -> None:
+    net, twin = network(torch.float64), network(torch.float64)
+    optimizer = sgd(net, k=3, slow_lr="per_gradient", momentum=0.0)
+    start = net.trunk.weight.detach().clone()
+    train(net, optimizer, range(3))
+    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), range(1))
+    torch.testing.assert_close(net.trunk.weight.detach() - start, twin.trunk.weight.detach() - start)
+
+
+def test_options_reach_the_base() -> None:
+    net = network()
+    optimizer = mrreg.MultirateSGD(
+        net.parameters(), lr=0.1, fast=net.head, momentum=0.9, nesterov=True, maximize=True, foreach=False
+    )
+    for group in optimizer.param_groups:
+        assert group["momentum"] == 0.9
+        assert group["nesterov"] is group["maximize"] is True
+        assert group["foreach"] is False
+    adamw = mrreg.MultirateAdamW(net.parameters(), fast=net.head, betas=(0.8, 0.9), eps=1e-3, amsgrad=True)
+    assert adamw.param_groups[1]["betas"] == (0.8, 0.9)
+    assert adamw.param_groups[1]["eps"] == 1e-3
+    assert adamw.defaults["amsgrad"] is True
+
+
+net = nn.Linear(2, 2)
+other = Parameter(torch.ones(1))
+FIT: dict[str, Any] = {"params": [net.weight, net.bias], "fast": net.bias}
+REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
+    (ValueError, {"k": 0}, "k must be a whole number, at least 1, got 0"),
+    (ValueError, {"k": -1}, "k must be"),
+    (TypeError, {"k": 2.0}, "k must be a whole number.*2.0"),
+    (TypeError, {"k": "5"}, "k must be a whole number.*'5'"),
+    (TypeError, {"k": True}, "k must be a whole number.*True"),
+    (TypeError, {"k": None}, "k must be a whole number.*None"),
+    (ValueError, {"lr": -0.1}, "lr must be finite and at least 0, got -0.1"),
+    (ValueError, {"lr": float("nan")}, "lr must be finite.*nan"),
+    (ValueError, {"lr": float("inf")}, "lr must be finite.*inf"),
+    (TypeError, {"lr": "0.1"}, "lr must be a number"),
+    (TypeError, {"lr": None}, "lr must be a number"),
+    (TypeError, {"lr": True}, "lr must be a number"),
+    (ValueError, {"lr": torch.ones(2)}, "lr must be a number or a tensor with one"),
+    (ValueError, {"slow_lr": "fast"}, "slow_lr must be a number or one of .*'fast'"),
+    (ValueError, {"slow_lr": -1.0}, "slow_lr must be finite"),
+    (TypeError, {"slow_lr": None}, "slow_lr must be a number"),
+    (ValueError, {"weight_decay": -1}, "weight_decay must be finite and at least 0, got -1"),
+    (TypeError, {"maximize": 1}, "maximize must be True or False, got 1"),
+    (TypeError, {"foreach": "no"}, "foreach must be True, False or None, got 'no'"),
+    (TypeError, {"fused": 1}, "fused must be True, False or None, got 1"),
+    (TypeError, {"drift": "yes"}, "drift must be True or False, got 'yes'"),
+    (ValueError, {"gradient": "max"}, "gradient must be one of"),
+    (TypeError, {"params": net.weight}, "params must be parameters"),
+    (TypeError, {"params": net}, "params must be parameters"),
+    (TypeError, {"params": nn.Sequential(net)}, "params must be parameters"),
+    (TypeError, {"params": None}, "params must be parameters"),
+    (ValueError, {"params": [], "fast": None}, "params must be at least one parameter, got .*iterator ends after use"),
+    (ValueError, {"fast": []}, "fast must be a choice of at least one parameter"),
+    (ValueError, {"fast": other}, r"fast must be parameters of the model"),
+    (TypeError, {"fast": 3}, "fast must be"),
+    (ValueError, {"fast": [net.weight, net.bias]}, "fast must be some of the parameters"),
+    (ValueError, {"params": [{"params": [net.weight], "period": 5}, {"params": [net.bias]}]}, "fast must be left out"),
+    (ValueError, {"params": [{"params": [net.weight], "period": None}], "fast": None}, "1 for the fastest part"),
+    (TypeError, {"params": [{"params": [net.weight], "period": "5"}], "fast": None}, "period must be a whole number"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
+@pytest.mark.parametrize("form", BOTH)
+def test_refused(form: Any, kind: type[Exception], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        form(**FIT | options)
+    assert net.weight.requires_grad
+
+
+OF_ONE_FORM: list[tuple[Any, type[Exception], dict[str, Any], str]] = [
+    (mrreg.MultirateSGD, ValueError, {"momentum": -0.5}, "momentum must be finite and at least 0, got -0.5"),
+    (mrreg.MultirateSGD, TypeError, {"momentum": None}, "momentum must be a number"),
+    (mrreg.MultirateSGD, ValueError, {"dampening": float("nan")}, "dampening must be finite"),
+    (mrreg.MultirateSGD, ValueError, {"nesterov": True}, "Nesterov momentum requires a momentum"),
+    (mrreg.MultirateSGD, TypeError, {"nesterov": None}, "nesterov must be True or False"),
+    (mrreg.MultirateAdamW, TypeError, {"betas": 0.9}, "betas must be a pair"),
+    (mrreg.MultirateAdamW, ValueError, {"betas": (0.9, 1.0)}, r"betas\[1\] must be in \[0, 1\), got 1.0"),
+    (mrreg.MultirateAdamW, TypeError, {"betas": (None, 0.9)}, r"betas\[0\] must be a number"),
+    (mrreg.MultirateAdamW, ValueError, {"eps": -1}, "eps must be finite"),
+    (mrreg.MultirateAdamW, TypeError, {"amsgrad": 0}, "amsgrad must be True or False"),
+]
+
+
+@pytest.mark.parametrize(("form", "kind", "options", "message"), OF_ONE_FORM)
+def test_refused_options_of_one_form(form: Any, kind: type[Exception], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        form(**FIT | options)
+
+
+OF_GROUPS = {"lr", "weight_decay", "maximize", "foreach", "fused"}
+IN_GROUPS = [row for row in OF_ONE_FORM if row[2] != {"nesterov": True}]  # that torch checks of the constructor alone
+IN_GROUPS += [(form, *row) for form in BOTH for row in REFUSED if OF_GROUPS.issuperset(row[1])]
+
+
+@pytest.mark.parametrize(("form", "kind", "options", "message"), IN_GROUPS)
+def test_refused_options_of_one_group(form: Any, kind: type[Exception], options: dict[str, Any], message: str) -> None:
+    """Torch takes any there, and fails at the first step or trains with them."""
+    groups = [{"params": [net.weight]}, {"params": [net.bias], **options}]
+    with pytest.raises(kind, match=message):
+        form(groups, fast=net.bias)
+    assert net.weight.requires_grad
+
+
+def test_positional_arguments_are_those_of_the_issue() -> None:
+    a, b = network(), network()
+    first = mrreg.MultirateSGD(a.parameters(), 0.1, 3, a.head, momentum=0.9)
+    second = sgd(b)
+    train(a, first, range(5))
+    train(b, second, range(5))
+    assert same(a, b)
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_numpy_numbers_become_pythons(form: Any) -> None:
+    """A checkpoint with NumPy's own could not be loaded with weights_only=True."""
+    net = network()
+    number = np.float32(0.25)
+    for slow_lr in ("per_gradient", number):
+        optimizer = form(
+            net.parameters(), lr=number, k=np.int32(4), fast=net.head, slow_lr=slow_lr, weight_decay=number
+        )
+        kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
+        assert kinds <= {int, float, bool, str, list, tuple, type(None)}
+
+
+def test_a_numpy_period_set_by_hand_becomes_pythons() -> None:
+    net = network()
+    optimizer = sgd(net, k=2)
+    optimizer.param_groups[1]["period"] = np.int64(4)
+    train(net, optimizer, range(3))
+    kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
+    assert kinds <= {int, float, bool, str, list, type(None)}
+    assert optimizer.param_groups[1]["next_sync"] == 4
