@@ -1,0 +1,55 @@
+"""Groups of units that are absent together, and where their entries lie in a model's parameters and buffers."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+Role = Literal["producer", "member", "consumer"]
+Kind = Literal["hidden", "heads", "channels", "inputs", "stream"]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where the units of a group lie in one parameter or buffer.
+
+    Args:
+        name: Dotted name in the model (the first, where it is tied).
+        dim: The dimension that counts units.
+        indices: Positions along `dim` that belong to each unit, (units, entries per unit); all of them are covered.
+        role: "producer" computes the units (rows), "consumer" reads them (columns), "member" belongs to them alone
+            (biases, BatchNorm, depthwise kernels).
+    """
+
+    name: str
+    dim: int
+    indices: Tensor = field(repr=False, compare=False)
+    role: Role
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """Units that are absent together: absent means that the consumers' columns count as zero.
+
+    Args:
+        name: Path of the module that owns the first producer (for "inputs": consumer), unique in the model.
+        kind: What the units are.
+        units: How many there are.
+        kept: How many are present on a masked step.
+        slots: Every place where entries of a unit lie.
+    """
+
+    name: str
+    kind: Kind
+    units: int
+    kept: int
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class AttributeOverride:
+    """An integer attribute of a module that holds a count of units, and its value while units are absent."""
+
+    module: str
+    attribute: str
+    value: int
