@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
-from mrreg.errors import NoEffectWarning, bad, whole, wrong_moment
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
 from mrreg.masks.frozen_entries import GRADIENT, Group, Keeper, coasts, path_of, reached
 from mrreg.masks.grad_masking import Lent, mask_gradient
 from mrreg.masks.module import MultirateMask
@@ -35,11 +35,13 @@ def phase(where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: Iterab
         return 0, seed, 0
     if any(each != found[0] for each in found) or len(found[0]) < len(LEAST):
         rule = f"complete and the same in all groups: {', '.join(LEAST)}"
-        raise bad(ValueError, where, "the phase of the masks", rule, found)
-    clock, k, seed = (whole(where, key, found[0][key], least) for key, least in LEAST.items())
+        raise invalid_argument(ValueError, where, "the phase of the masks", rule, found)
+    clock, k, seed = (check_int(where, key, found[0][key], least) for key, least in LEAST.items())
     if k == 0 and len(set(ks)) == 1:
         remedy = "Build the masks with the values of k that they were saved with."
-        raise bad(ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy)
+        raise invalid_argument(
+            ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy
+        )
     return clock, seed, k
 
 
@@ -139,7 +141,7 @@ class Driver:
                 p = parameter(mask.module, target.name)
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
-                    raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
+                    raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, target.name)
                     if late or p.grad is not None:
@@ -227,4 +229,4 @@ def check_fast(group: Group, path: str) -> None:
     """Refuse a slow part of a `Multirate`: its drift would move what a mask holds."""
     if group.get("period", 1) != 1:
         remedy = "Masked parameters must be in a fast part, which is updated on every step."
-        raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
+        raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)

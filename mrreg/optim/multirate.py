@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.checks import ParallelWatch
 from mrreg.distributed.sharding import local_all
-from mrreg.errors import NoEffectWarning, bad, wrong_moment
+from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
 from mrreg.optim.accumulation import Gathered, begin, gather
 from mrreg.optim.base_step import Step, call, copied, create_state, is_plain, plain_step, rebuilt
 from mrreg.optim.diagnostics import GradientWatch, have_gradient
@@ -109,7 +109,7 @@ class Multirate(Optimizer):
         where = type(self).__name__
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
-            raise bad(TypeError, where, "drift", "True or False", drift)
+            raise invalid_argument(TypeError, where, "drift", "True or False", drift)
         plans = planned(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
@@ -193,7 +193,7 @@ class Multirate(Optimizer):
         """One step of all parts."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             problem = "a CUDA graph would repeat one step of a cycle for ever, and the clock would stand"
-            raise wrong_moment(f"{type(self).__name__}.step", problem, "Capture the model and not the optimizer.")
+            raise invalid_state(f"{type(self).__name__}.step", problem, "Capture the model and not the optimizer.")
         now = self.param_groups[0]["clock"]
         due = [group for group in self.param_groups if group["next_sync"] == now]
         self._check_periods()
@@ -311,7 +311,7 @@ class Multirate(Optimizer):
         if "_bases" in self.__dict__:
             problem = "the parts are fixed at construction"
             remedy = "Put parameters that train later into a part from the start, with requires_grad=False."
-            raise wrong_moment(f"{type(self).__name__}.add_param_group", problem, remedy)
+            raise invalid_state(f"{type(self).__name__}.add_param_group", problem, remedy)
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,7 +335,9 @@ class Multirate(Optimizer):
         """
         where = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state_dict, dict):
-            raise bad(TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__)
+            raise invalid_argument(
+                TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__
+            )
 
         def check(_: Optimizer, saved: dict[str, Any]) -> None:
             check_saved(where, self._bases, saved)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from mrreg.errors import NoEffectWarning, bad, whole
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument
 from mrreg.optim.validation import check_periods
 
 Rule = Callable[[int], int]
@@ -51,7 +51,7 @@ class PeriodScheduler:
         groups = getattr(optimizer, "param_groups", [])
         if not groups or not all("initial_period" in group for group in groups):
             rule = "a Multirate, MultirateSGD or MultirateAdamW"
-            raise bad(TypeError, where, "optimizer", rule, type(optimizer).__name__)
+            raise invalid_argument(TypeError, where, "optimizer", rule, type(optimizer).__name__)
         if callable(period_lambda):
             rules = [period_lambda if group["initial_period"] > 1 else None for group in groups]
             if not any(rules):
@@ -62,13 +62,13 @@ class PeriodScheduler:
             rules = list(period_lambda)
         else:
             rule = f"a function, or a list with one for each of the {len(groups)} parameter groups"
-            raise bad(TypeError, where, "period_lambda", rule, period_lambda)
+            raise invalid_argument(TypeError, where, "period_lambda", rule, period_lambda)
         for each in rules:
             if each is not None and not callable(each):
-                raise bad(TypeError, where, "period_lambda", "made of functions and None", each)
+                raise invalid_argument(TypeError, where, "period_lambda", "made of functions and None", each)
         self.optimizer = optimizer
         self.period_lambdas = rules
-        self.last_epoch = whole(where, "last_epoch", last_epoch, -1)
+        self.last_epoch = check_int(where, "last_epoch", last_epoch, -1)
         self.step()
 
     def step(self) -> None:
@@ -103,5 +103,5 @@ class PeriodScheduler:
         """
         where = "PeriodScheduler.load_state_dict"
         if not isinstance(state_dict, dict) or "last_epoch" not in state_dict:
-            raise bad(ValueError, where, "state_dict", "that of a PeriodScheduler", state_dict)
-        self._set(whole(where, "last_epoch", state_dict["last_epoch"], 0))
+            raise invalid_argument(ValueError, where, "state_dict", "that of a PeriodScheduler", state_dict)
+        self._set(check_int(where, "last_epoch", state_dict["last_epoch"], 0))
