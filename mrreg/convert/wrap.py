@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mrreg.errors import bad, number, some, unknown, wrong_moment
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.targets import Structure, targets
+from mrreg.masks.targets import Structure, find_targets
 from mrreg.module_utils import common, holders, join, within
 
 WHERE = "mask"
@@ -60,7 +60,7 @@ def mask(
     if not patterns:
         raise bad(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
-    search = _Search(model, lambda module: bool(targets(module, wanted, structure)))
+    search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
     for pattern, value in patterns.items():
         p = number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
@@ -70,7 +70,7 @@ def mask(
                 raise bad(ValueError, WHERE, "patterns", rule, (chosen[module], p), f"{pattern!r} matches it again.")
     search.refuse_nested(set(chosen))
     for module in chosen:
-        search.refuse_tied(module, [target.name for target in targets(module, wanted, structure)])
+        search.refuse_tied(module, [target.name for target in find_targets(module, wanted, structure)])
 
     def wrapper(module: nn.Module, p: float) -> MultirateMask:
         return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
@@ -104,7 +104,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
     plain = replace("unwrap", model, {mask: mask.module for mask in masks})
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
-        mask._rest()
+        mask._detach()
         mask.p = 0.0
     return plain
 
