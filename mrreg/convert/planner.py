@@ -14,7 +14,7 @@ from torch import nn
 from mrreg.convert.value_graph import DROPOUTS, Node, ordinary
 from mrreg.errors import quoted
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.targets import Structure, targets
+from mrreg.masks.targets import Structure, find_targets
 from mrreg.module_utils import holders, join, within
 
 # Calls through which a zero stays a zero: names of functions and of module classes, without underscores.
@@ -140,7 +140,7 @@ class Planner:
         if any(within(mask, path) for mask in self.masked):
             return "is masked already"
         try:
-            masked = targets(layer, parameters, structure)
+            masked = find_targets(layer, parameters, structure)
         except ValueError as error:
             return f"cannot be masked ({error})"
         for name in (name for target in masked for name in target.names):

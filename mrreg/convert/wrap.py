@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.targets import Structure, targets
+from mrreg.masks.targets import Structure, find_targets
 from mrreg.module_utils import common, holders, join, within
 
 WHERE = "mask"
@@ -60,7 +60,7 @@ def mask(
     if not patterns:
         raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
-    search = _Search(model, lambda module: bool(targets(module, wanted, structure)))
+    search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
     for pattern, value in patterns.items():
         p = check_number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
@@ -72,7 +72,7 @@ def mask(
                 )
     search.refuse_nested(set(chosen))
     for module in chosen:
-        search.refuse_tied(module, [target.name for target in targets(module, wanted, structure)])
+        search.refuse_tied(module, [target.name for target in find_targets(module, wanted, structure)])
 
     def wrapper(module: nn.Module, p: float) -> MultirateMask:
         return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
@@ -106,7 +106,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
     plain = replace("unwrap", model, {mask: mask.module for mask in masks})
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
-        mask._rest()
+        mask._detach()
         mask.p = 0.0
     return plain
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.step_hooks import WHERE, Driver, check_fast
+from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast
 from mrreg.module_utils import join, parameter, within
 
 REFUSED = {
@@ -24,14 +24,14 @@ REFUSED = {
 class Attachment:
     """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
 
-    def __init__(self, drivers: list[Driver]) -> None:
-        self._drivers = drivers
+    def __init__(self, step_hooks: list[MaskStepHooks]) -> None:
+        self._hooks = step_hooks
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
-        for driver in self._drivers:
-            driver.stop()
-        self._drivers = []
+        for hooks in self._hooks:
+            hooks.stop()
+        self._hooks = []
 
     def __enter__(self) -> Self:
         return self
@@ -89,18 +89,18 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
         raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", model)
     seed = check_int(WHERE, "seed", seed, least=0)
     check_model(WHERE, model, switches=False)
-    drivers = [Driver(o, seed) for o in optimizers]
+    step_hooks = [MaskStepHooks(o, seed) for o in optimizers]
     first = 0
     for name, mask in _masks(model):
         owner = _owner(optimizers, model, name, mask)
         if owner is not None:
-            drivers[owner].masks.append((mask, first))
+            step_hooks[owner].masks.append((mask, first))
         first += len(mask.targets)
-    for o, driver in zip(optimizers, drivers, strict=True):
-        driver.phase(WHERE, o.param_groups)  # all of them before the first one starts
-    for o, driver in zip(optimizers, drivers, strict=True):
-        driver.start(o)
-    return Attachment(drivers)
+    for o, hooks in zip(optimizers, step_hooks, strict=True):
+        hooks.read_clock(WHERE, o.param_groups)  # all of them before the first one starts
+    for o, hooks in zip(optimizers, step_hooks, strict=True):
+        hooks.start(o)
+    return Attachment(step_hooks)
 
 
 def _several(optimizer: Any) -> list[Any]:
@@ -130,7 +130,8 @@ def _real(optimizer: Any) -> Optimizer:
                 TypeError, WHERE, "optimizer", rule, kind.__name__, f"Not so here: {REFUSED[kind.__name__]}."
             )
     if any(
-        getattr(hook, "__self__", None).__class__ is Driver for hook in optimizer._optimizer_step_post_hooks.values()
+        getattr(hook, "__self__", None).__class__ is MaskStepHooks
+        for hook in optimizer._optimizer_step_post_hooks.values()
     ):
         name = type(optimizer).__name__
         raise invalid_state(WHERE, f"this {name} is attached already", "Call remove() on its handle first.")
@@ -150,7 +151,7 @@ def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
             raise invalid_argument(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
     for name, mask in found:
         _refuse_sharding_inside(name, mask)
-        if mask._driven:
+        if mask._attached:
             raise invalid_state(
                 WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
             )
