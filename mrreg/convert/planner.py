@@ -11,11 +11,11 @@ from itertools import islice, product
 
 from torch import nn
 
-from mrreg.convert.value_graph import DROPOUTS, Node, ordinary
+from mrreg.convert.value_graph import DROPOUTS, Node
 from mrreg.errors import quoted
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import Structure, find_targets
-from mrreg.module_utils import holders, join, within
+from mrreg.module_utils import has_stock_forward, holders, join, within
 
 # Calls through which a zero stays a zero: names of functions and of module classes, without underscores.
 PASSING = re.compile(
@@ -81,7 +81,7 @@ class Planner:
         calls = self.uses.get(path, [])
         if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             spot.reason = "it sets units to a value other than zero"
-        elif not ordinary(module):
+        elif not has_stock_forward(module):
             spot.reason = "its class computes something else than torch's dropout"
         elif not module.p:
             spot.reason = "p is 0"

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from mrreg.convert.value_graph import Node, arity, role
 from mrreg.errors import invalid_state
+from mrreg.module_utils import tensors_in
 
 # Functions that drop: they are in the graph whatever they take.
 FUNCTIONAL = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -97,17 +99,6 @@ def _random_state_kept(model: nn.Module) -> Iterator[None]:
             numpy.random.set_state(state)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return []
-    return [tensor for item in value for tensor in _tensors(item)]
-
-
 class _Watch(TorchFunctionMode):
     """Notes which call has made each tensor of a forward, and which calls take it."""
 
@@ -128,7 +119,7 @@ class _Watch(TorchFunctionMode):
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
             self._open.append(path)
             if kind != "call":
-                self._within.append([self._maker(tensor) for tensor in _tensors((args, kwargs))[:count]])
+                self._within.append([self._maker(tensor) for tensor in islice(tensors_in((args, kwargs)), count)])
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
             self._open.pop()
@@ -144,11 +135,11 @@ class _Watch(TorchFunctionMode):
     def _add(self, node: Node, output: Any) -> None:
         if not self._within:
             self.nodes.append(node)
-            self._made.update({id(tensor): (tensor, node) for tensor in _tensors(output)})
+            self._made.update({id(tensor): (tensor, node) for tensor in tensors_in(output)})
 
     def note(self, name: str, inputs: Any, output: Any = None) -> None:
         """Add a call, unless all that it takes comes from nowhere."""
-        sources: list[Node | None] = [maker for tensor in _tensors(inputs) if (maker := self._maker(tensor))]
+        sources: list[Node | None] = [maker for tensor in tensors_in(inputs) if (maker := self._maker(tensor))]
         if sources or name in FUNCTIONAL:
             self._add(Node(name, "call", sources, self._open[-1] if self._open else ""), output)
 
@@ -156,7 +147,7 @@ class _Watch(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
         changed = args[:1] if name == "__setitem__" else output
-        idle = name in FUNCTIONAL and any(output is tensor for tensor in _tensors((args, kwargs)))  # p = 0
-        if not self._within and not idle and any(tensor.is_floating_point() for tensor in _tensors(changed)):
+        idle = name in FUNCTIONAL and any(output is tensor for tensor in tensors_in((args, kwargs)))  # p = 0
+        if not self._within and not idle and any(tensor.is_floating_point() for tensor in tensors_in(changed)):
             self.note(name, (args, kwargs), changed)
         return output

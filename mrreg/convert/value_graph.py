@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from mrreg.module_utils import has_stock_forward
+
 DROPOUTS = nn.modules.dropout._DropoutNd
 LAYERS = (
     *(nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention),
@@ -47,17 +49,11 @@ class Node:
                 source.users.append(self)
 
 
-def ordinary(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
-    """Whether the module computes what torch's class (`kind`, or any) does, whatever else a subclass changes."""
-    forward = type(module).forward
-    return forward is kind.forward if kind else forward.__module__.startswith("torch.nn.")
-
-
 def role(module: nn.Module) -> Kind:
     """What a module is in the graph."""
     if isinstance(module, DROPOUTS):
         return "dropout"
-    return "layer" if isinstance(module, LAYERS) and ordinary(module) else "call"
+    return "layer" if isinstance(module, LAYERS) and has_stock_forward(module) else "call"
 
 
 def arity(module: nn.Module) -> int:
@@ -71,19 +67,23 @@ def known(model: nn.Module) -> list[Node]:
     chains: list[tuple[list[nn.Module], str]] = []
     inside: set[nn.Module] = set()  # Sequentials that are part of a longer one
     for module, path in paths.items():
-        if ordinary(module, nn.Sequential) and module not in inside:
+        if _is_sequential(module) and module not in inside:
             end = "the model's output" if module is model else f"what follows {path!r}"
             chains.append((list(_members(module, inside)), end))
         for kind, branches in BRANCHES.items():
-            if isinstance(module, kind) and ordinary(module, kind):
+            if isinstance(module, kind) and has_stock_forward(module):
                 chains += [([getattr(module, name) for name in names], "add") for names in branches]
     return [node for members, end in chains for node in _chain(members, end, paths)]
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and has_stock_forward(module)
 
 
 def _members(sequential: nn.Module, inside: set[nn.Module]) -> Iterator[nn.Module]:
     """The members of a Sequential in order, with Sequentials among them taken apart."""
     for child in sequential._modules.values():  # children() leaves out the second use of a module
-        if child is not None and ordinary(child, nn.Sequential):
+        if child is not None and _is_sequential(child):
             inside.add(child)
             yield from _members(child, inside)
         elif child is not None and not isinstance(child, nn.Identity):

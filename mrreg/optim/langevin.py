@@ -11,10 +11,9 @@ from torch.optim.sgd import sgd
 
 from mrreg.distributed.sharding import cut, is_sharded, local
 from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.hashing import GOLDEN, WORD, splitmix64
 
 NOT_NEGATIVE = "finite and at least 0"
-GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples repeat in no bit width before all values were used
-MASK = 2**64 - 1
 
 
 class LangevinSGD(torch.optim.Optimizer):
@@ -159,7 +158,7 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
     if group["temperature"] == 0 or h == 0:
         return grads
     scale = math.sqrt(2 * (1 - group["momentum"]) * group["temperature"] / h)
-    seed = _mixed(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & MASK
+    seed = splitmix64(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & WORD
     group["noise_steps"] += 1
     generators = {device: torch.Generator(device).manual_seed(seed) for device in {p.device for p in params}}
     return [_normal(p, generators[p.device]).mul_(scale).add_(g) for p, g in zip(params, grads, strict=True)]
@@ -169,23 +168,12 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     """Entries from N(0, 1); real and imaginary parts each. Of a shard, those that it has in the whole."""
     if is_sharded(like):
         noise = torch.empty_like(like)
-        whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        local(noise).copy_(cut(_normal(whole, generator), like))
+        check_int = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        local(noise).copy_(cut(_normal(check_int, generator), like))
         return noise
     noise = torch.empty_like(like)
     (torch.view_as_real(noise) if noise.is_complex() else noise).normal_(generator=generator)
     return noise
-
-
-def _mixed(*words: int) -> int:
-    """A 64-bit hash (SplitMix64 over the words), so that streams of neighbouring seeds have nothing in common."""
-    mixed = 0
-    for word in words:
-        mixed = mixed + word + GOLDEN & MASK
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
-        mixed ^= mixed >> 31
-    return mixed
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
