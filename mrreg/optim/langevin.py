@@ -44,7 +44,7 @@ class LangevinSGD(torch.optim.Optimizer):
             Paper: tau.
         weight_decay: At least 0; added to the gradient. Paper: omega.
         maximize: Climb instead of descend.
-        foreach: Whether to use the multi-tensor update; default: where torch does.
+        foreach: Use the multi-tensor update; default: where torch does.
         seed: Of the noise. Optimizers with equal seeds draw equal noise in parts of equal period: give two optimizers
             different ones, and all ranks of a distributed run the same.
 
@@ -130,7 +130,7 @@ class LangevinSGD(torch.optim.Optimizer):
         return loss
 
     def _move(self, params: list[Tensor], forces: list[Tensor], group: dict[str, Any]) -> None:
-        """Torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
+        """Make torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
         has_momentum = group["momentum"] != 0
         buffers = [self.state[p].get("momentum_buffer") if has_momentum else None for p in params]
         sgd(
@@ -152,7 +152,7 @@ class LangevinSGD(torch.optim.Optimizer):
 
 
 def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-    """The gradients, with noise at a temperature above 0."""
+    """Return the gradients, with noise at a temperature above 0."""
     grads = [p.grad for p in params if p.grad is not None]
     period = group.get("period") or 1  # None: marked slow by `split`, but stepped by nobody's period
     h = float(group["lr"]) * period
@@ -166,7 +166,7 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Entries from N(0, 1); real and imaginary parts each. Of a shard, those that it has in the whole."""
+    """Draw from N(0, 1), real and imaginary parts each. A shard gets the entries that it has in the whole."""
     if is_sharded(like):
         noise = torch.empty_like(like)
         whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -178,7 +178,7 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _mixed(*words: int) -> int:
-    """A 64-bit hash (SplitMix64 over the words), so that streams of neighbouring seeds have nothing in common."""
+    """Hash words to 64 bits (SplitMix64), so that streams of neighbouring seeds have nothing in common."""
     mixed = 0
     for word in words:
         mixed = mixed + word + GOLDEN & MASK
@@ -189,7 +189,7 @@ def _mixed(*words: int) -> int:
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """The numbers among the options of a group, checked and as Python's own."""
+    """Return the options of a group with its numbers checked and as Python's own."""
     where = "LangevinSGD"
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
