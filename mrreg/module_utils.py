@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mrreg.errors import quoted, invalid_state
+from mrreg.errors import invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:

@@ -43,7 +43,7 @@ class LangevinSGD(torch.optim.Optimizer):
             Paper: tau.
         weight_decay: At least 0; added to the gradient. Paper: omega.
         maximize: Climb instead of descend.
-        foreach: Whether to use the multi-tensor update; default: where torch does.
+        foreach: Use the multi-tensor update; default: where torch does.
         seed: Of the noise. Optimizers with equal seeds draw equal noise in parts of equal period: give two optimizers
             different ones, and all ranks of a distributed run the same.
 
@@ -129,7 +129,7 @@ class LangevinSGD(torch.optim.Optimizer):
         return loss
 
     def _move(self, params: list[Tensor], forces: list[Tensor], group: dict[str, Any]) -> None:
-        """Torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
+        """Make torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
         has_momentum = group["momentum"] != 0
         buffers = [self.state[p].get("momentum_buffer") if has_momentum else None for p in params]
         sgd(
@@ -151,7 +151,7 @@ class LangevinSGD(torch.optim.Optimizer):
 
 
 def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-    """The gradients, with noise at a temperature above 0."""
+    """Return the gradients, with noise at a temperature above 0."""
     grads = [p.grad for p in params if p.grad is not None]
     period = group.get("period") or 1  # None: marked slow by `split`, but stepped by nobody's period
     h = float(group["lr"]) * period
@@ -165,11 +165,11 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Entries from N(0, 1); real and imaginary parts each. Of a shard, those that it has in the whole."""
+    """Draw from N(0, 1), real and imaginary parts each. A shard gets the entries that it has in the whole."""
     if is_sharded(like):
         noise = torch.empty_like(like)
-        check_int = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        local(noise).copy_(cut(_normal(check_int, generator), like))
+        whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        local(noise).copy_(cut(_normal(whole, generator), like))
         return noise
     noise = torch.empty_like(like)
     (torch.view_as_real(noise) if noise.is_complex() else noise).normal_(generator=generator)
@@ -177,7 +177,7 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """The numbers among the options of a group, checked and as Python's own."""
+    """Return the options of a group with its numbers checked and as Python's own."""
     where = "LangevinSGD"
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
