@@ -9,7 +9,7 @@ import typer
 
 from benchmarks.core import records
 from benchmarks.core import runner as harness
-from benchmarks.core.errors import UserError
+from benchmarks.core.errors import Interrupted, UserError
 from benchmarks.core.registry import REGISTERED
 from benchmarks.core.suite import run_all
 from benchmarks.report.paper import ITEMS
@@ -43,7 +43,8 @@ def list_() -> None:
             presets = ", ".join(entry.load().presets)
         except UserError as error:
             presets = str(error)
-        print(f"{name:16} {entry.summary} [{presets}]")
+        missing = f" (not installed: {', '.join(entry.missing())})" if entry.missing() else ""
+        print(f"{name:16} {entry.summary} [{presets}]{missing}")
 
 
 @app.command("all")
@@ -113,6 +114,7 @@ def _command(name: str) -> Callable[..., None]:
     ) -> None:
         benchmark = REGISTERED[name].load()
         outcome = harness.run(benchmark, preset, out or folder(preset), seeds=seeds, device=device, data_dir=data_dir)
+        print(f"{name} {preset}: trained on {benchmark.data_of(benchmark.config(preset))}")
         print(f"{name} {preset}: {outcome.finished} of {outcome.total} runs are in {outcome.path}")
 
     return command
@@ -141,6 +143,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(130)  # as a shell reports a program that Ctrl-C has ended
 
 
 if __name__ == "__main__":

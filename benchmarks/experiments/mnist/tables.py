@@ -148,4 +148,4 @@ SECTIONS = (
     ),
 )  # fmt: skip
 
-BENCHMARK = Benchmark("mnist", PRESETS, runs, execute, SECTIONS)
+BENCHMARK = Benchmark("mnist", PRESETS, runs, execute, SECTIONS, lambda config: mnist_data.NAMES[config.data])
