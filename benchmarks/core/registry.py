@@ -1,4 +1,4 @@
-"""Which benchmarks there are, most wanted first. A module is imported only when its benchmark is used."""
+"""Names of the benchmarks, the most important first. A module is imported only when its benchmark is used."""
 
 import importlib
 from dataclasses import dataclass
@@ -55,9 +55,9 @@ REGISTERED = {
     "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", share=0.5),
     "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", share=3),
     "transfer-digits": Entry("transfer.digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST"),
-    "text": Entry("text.tables", "fine-tuning a text encoder with two rates (figure 7, tables 1, 2, A3, A4)", share=2),
-    "text-seconds": Entry("text.seconds", "the same at equal seconds: where two rates pay", share=3),
-    "text-peers": Entry("text.peers", "two rates against LoRA, BAdam, random layers, and a changing k", share=2),
+    "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", share=2),
+    "text-seconds": Entry("text.seconds", "the same at equal seconds: where it pays", share=3),
+    "text-peers": Entry("text.peers", "multirate against LoRA, BAdam, random layers, and a changing k", share=2),
     "mnist-small": Entry("mnist.small", "the same on 1,000 and 5,000 images, everyone's p tuned", share=2),
     "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables"),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", share=0.5),
