@@ -1,8 +1,7 @@
 """What forward and backward passes of a model cost, measured so that the model is afterwards as it was."""
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from mrreg.errors import invalid_argument
+from mrreg.module_utils import tensors_in
 
 WHERE = "audit"
 SECONDS = 4.0  # for all repeats of one measurement together
@@ -218,21 +218,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     module._buffers.update(own)
                 for buffer, value in values:
                     buffer.copy_(value)
-
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from tensors_in(each)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
 
 
 @dataclass

@@ -19,11 +19,11 @@ from mrreg.auditing.profiler import (
     flops,
     reach,
     step_bytes,
-    tensors_in,
     untouched,
     update_seconds,
 )
 from mrreg.errors import invalid_argument
+from mrreg.module_utils import tensors_in
 from mrreg.optim.param_groups import Choice, split
 from mrreg.theory import expected_speedup_from_costs
 

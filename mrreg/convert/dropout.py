@@ -7,7 +7,7 @@ from warnings import warn
 
 from torch import nn
 
-from mrreg.convert.layers import DROPOUTS, has_torch_forward, register_linear_layers
+from mrreg.convert.layers import DROPOUTS, register_linear_layers
 from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, fits
 from mrreg.convert.report import Report, Swap
 from mrreg.convert.tracer import DROPOUT_FUNCTION, RandomCall, Trace, modules_called, trace_forward
@@ -16,7 +16,7 @@ from mrreg.convert.wrap import check_model, replace_modules
 from mrreg.errors import NoEffectWarning
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import hidden_pair
-from mrreg.module_utils import common, join, within
+from mrreg.module_utils import common, has_stock_forward, join, within
 
 WHERE = "swap_dropout"
 UNCALLED = "this forward did not call it (attention often reads its p only)"
@@ -97,7 +97,7 @@ def swap_dropout(
         _leave_unreached(chosen, planner, replacements, called)
     swaps = {site.path: _outcome(site, chosen.get(site, {})) for site in sites}
     swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k))
-    custom = trace is None and not all(map(has_torch_forward, model.modules()))
+    custom = trace is None and not all(map(has_stock_forward, model.modules()))
     report = Report(swaps, (UNSEEN,) if custom else ())
     replace_modules(WHERE, model, _replacements(chosen, planner, options))
     for site in chosen:
@@ -198,7 +198,7 @@ def _by_hand(site: DropoutSite, chosen: dict[DropoutSite, Placement], k: int) ->
 def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
     """Yield the numbers called dropout, and the modules that drop branches, of which only a forward would show more."""
     for path, module in model.named_modules():
-        if has_torch_forward(module) or isinstance(module, DROPOUTS):
+        if has_stock_forward(module) or isinstance(module, DROPOUTS):
             continue
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float) and 0 < value < 1:

@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from mrreg.convert.isolation import copied_state, random_state_kept
 from mrreg.masks.layer_registry import LINEAR, LINEAR_TRANSPOSED, register_layer, registered_layout
-from mrreg.module_utils import join
+from mrreg.module_utils import has_stock_forward, join
 
 DROPOUTS = nn.modules.dropout._DropoutNd
 LAYERS = (
@@ -19,17 +19,11 @@ LAYERS = (
 Kind = Literal["layer", "dropout", "call"]
 
 
-def has_torch_forward(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
-    """Tell if the module computes what torch's class (`kind`, or any) does, whatever else a subclass changes."""
-    forward = type(module).forward
-    return forward is kind.forward if kind else forward.__module__.startswith("torch.nn.")
-
-
 def role(module: nn.Module) -> Kind:
     """Return what a module is in the graph."""
     if isinstance(module, DROPOUTS):
         return "dropout"
-    known = isinstance(module, LAYERS) and has_torch_forward(module)
+    known = isinstance(module, LAYERS) and has_stock_forward(module)
     return "layer" if known or registered_layout(module) else "call"
 
 
@@ -84,7 +78,7 @@ def _may_be_linear(module: nn.Module) -> bool:
     """Tell if a module has the parameters of nn.Linear and nothing else, and a forward that is not torch's."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
     weight, bias = own.get("weight"), own.get("bias")
-    if isinstance(module, torch.jit.ScriptModule) or registered_layout(module) or has_torch_forward(module):
+    if isinstance(module, torch.jit.ScriptModule) or registered_layout(module) or has_stock_forward(module):
         return False
     if module._modules or weight is None or own.keys() - {"weight", "bias"} or type(weight) is not nn.Parameter:
         return False

@@ -13,7 +13,6 @@ from torch import nn
 
 from mrreg.convert.layers import (
     DROPOUTS,
-    has_torch_forward,
     input_parameters,
     later_input_parameters,
     output_parameters,
@@ -22,7 +21,7 @@ from mrreg.convert.value_graph import Node
 from mrreg.errors import quoted
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import Structure, find_targets
-from mrreg.module_utils import holders, join, within
+from mrreg.module_utils import has_stock_forward, holders, join, within
 
 # Calls through which a zero stays a zero: names of functions and of module classes, without underscores.
 ZERO_PRESERVING = re.compile(
@@ -112,7 +111,7 @@ class Planner:
         calls = self.uses.get(path, [])
         if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             site.reason = "it sets units to a value other than zero"
-        elif not has_torch_forward(module):
+        elif not has_stock_forward(module):
             site.reason = "its class computes something else than torch's dropout"
         elif not module.p:
             site.reason = "p is 0"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 HELD = (
-    "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different passes "
-    "of one batch) gets none from them."
+    "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
+    "passes of one batch) gets none from them."
 )
 
 

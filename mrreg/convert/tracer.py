@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
@@ -27,8 +28,9 @@ from mrreg.convert.isolation import (
     random_state_kept,
     set_extreme_generators,
 )
-from mrreg.convert.layers import DROPOUTS, arity, has_torch_forward, role
+from mrreg.convert.layers import DROPOUTS, arity, role
 from mrreg.convert.value_graph import Node
+from mrreg.module_utils import has_stock_forward, tensors_in
 
 DROPOUT_FUNCTION = re.compile(r"(feature_)?(alpha_)?dropout(\dd)?_?")
 RANDOM_OPERATION = re.compile(r".*(dropout|bernoulli|uniform|attention|rand(?!n)).*")  # normal noise drops nothing
@@ -144,17 +146,6 @@ def _run(where: str, model: nn.Module, example_inputs: Any, tracer: "ForwardTrac
         raise
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return []
-    return [tensor for item in value for tensor in _tensors(item)]
-
-
 class ForwardTracer(TorchFunctionMode):
     """Notes which call has made each tensor of a forward, and which calls take it."""
 
@@ -177,7 +168,7 @@ class ForwardTracer(TorchFunctionMode):
             self._open.append((path, module))
             self.trace.modules.add(path)
             if kind != "call":
-                self._within.append([self._maker(tensor) for tensor in _tensors((args, kwargs))[:count]])
+                self._within.append([self._maker(tensor) for tensor in islice(tensors_in((args, kwargs)), count)])
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
             self._open.pop()
@@ -198,11 +189,11 @@ class ForwardTracer(TorchFunctionMode):
     def _add(self, node: Node, output: Any) -> None:
         if not self._within:
             self.trace.nodes.append(node)
-            self._makers.update({id(tensor): (tensor, node) for tensor in _tensors(output)})
+            self._makers.update({id(tensor): (tensor, node) for tensor in tensors_in(output)})
 
     def note(self, name: str, inputs: Any, output: Any = None) -> None:
         """Add a call, unless all that it takes comes from nowhere."""
-        sources: list[Node | None] = [maker for tensor in _tensors(inputs) if (maker := self._maker(tensor))]
+        sources: list[Node | None] = [maker for tensor in tensors_in(inputs) if (maker := self._maker(tensor))]
         dropout = bool(self._site and DROPOUT_FUNCTION.fullmatch(name))
         if sources or dropout or name == INPUT:
             self._add(
@@ -229,8 +220,8 @@ class ForwardTracer(TorchFunctionMode):
         try:
             output = func(*args, **(kwargs or {}))
             changed = args[:1] if name == "__setitem__" else output
-            idle = DROPOUT_FUNCTION.fullmatch(name) and any(output is tensor for tensor in _tensors((args, kwargs)))
-            if not self._within and not idle and any(tensor.is_floating_point() for tensor in _tensors(changed)):
+            idle = DROPOUT_FUNCTION.fullmatch(name) and any(output is tensor for tensor in tensors_in((args, kwargs)))
+            if not self._within and not idle and any(tensor.is_floating_point() for tensor in tensors_in(changed)):
                 self.note(name, (args, kwargs), changed)
         finally:
             self.function, self._site = "", ""
@@ -275,7 +266,7 @@ def _drop_rate(operation: str, given: dict[str, Any]) -> tuple[float | None, boo
 
 def _reports_itself(module: nn.Module) -> bool:
     """Tell if the noise of a module is in the report by the module's own arguments."""
-    takes_p = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and has_torch_forward(module)
+    takes_p = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and has_stock_forward(module)
     return isinstance(module, DROPOUTS) or takes_p
 
 

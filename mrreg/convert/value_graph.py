@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from mrreg.convert.layers import Kind, has_torch_forward, role
+from mrreg.convert.layers import Kind, role
+from mrreg.module_utils import has_stock_forward
 
 # The branches of torch's Transformer layers, each of which ends in a residual sum.
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
@@ -55,19 +56,23 @@ def graph_from_structure(model: nn.Module) -> list[Node]:
     chains: list[tuple[list[nn.Module], str]] = []
     inside: set[nn.Module] = set()  # Sequentials that are part of a longer one
     for module, path in paths.items():
-        if has_torch_forward(module, nn.Sequential) and module not in inside:
+        if _is_sequential(module) and module not in inside:
             end = "the model's output" if module is model else f"what follows {path!r}"
             chains.append((list(_members(module, inside)), end))
         for kind, branches in BRANCHES.items():
-            if isinstance(module, kind) and has_torch_forward(module, kind):
+            if isinstance(module, kind) and has_stock_forward(module):
                 chains += [([getattr(module, name) for name in names], "add") for names in branches]
     return [node for members, end in chains for node in _chain(members, end, paths)]
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and has_stock_forward(module)
 
 
 def _members(sequential: nn.Module, inside: set[nn.Module]) -> Iterator[nn.Module]:
     """Yield the members of a Sequential in order, with Sequentials among them taken apart."""
     for child in sequential._modules.values():  # children() leaves out the second use of a module
-        if child is not None and has_torch_forward(child, nn.Sequential):
+        if child is not None and _is_sequential(child):
             inside.add(child)
             yield from _members(child, inside)
         elif child is not None and not isinstance(child, nn.Identity):

@@ -11,7 +11,7 @@ from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import Structure, find_targets
-from mrreg.module_utils import common, holders, join, within
+from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
 
@@ -117,9 +117,7 @@ def check_model(where: str, model: object) -> None:
     """Masks are put into modules of Python whose parameters have a shape."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
-    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
-        raise invalid_state(where, f"the model has no shape yet for {quoted(lazy)}", "Run one forward first.")
+    check_materialized(where, "model", model)
 
 
 def replace_modules(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
