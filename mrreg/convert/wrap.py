@@ -7,6 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import Structure, find_targets
@@ -22,7 +23,7 @@ def mask(
     *,
     parameters: Iterable[str | Tensor] | None = None,
     structure: Structure = "weight",
-    rescale: bool = False,
+    rescale: bool | None = None,
     boost: float | None = None,
 ) -> nn.Module:
     """Wrap the modules of a model that patterns name in `MultirateMask`, in place.
@@ -59,6 +60,7 @@ def mask(
         raise invalid_argument(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
     if not patterns:
         raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+    register_linear_layers(WHERE, model)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
     search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
@@ -77,7 +79,7 @@ def mask(
     def wrapper(module: nn.Module, p: float) -> MultirateMask:
         return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
 
-    return replace(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
+    return replace_modules(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -104,7 +106,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     check_model("unwrap", model)
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
-    plain = replace("unwrap", model, {mask: mask.module for mask in masks})
+    plain = replace_modules("unwrap", model, {mask: mask.module for mask in masks})
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
         mask._detach()
         mask.p = 0.0
@@ -118,7 +120,7 @@ def check_model(where: str, model: object) -> None:
     check_materialized(where, "model", model)
 
 
-def replace(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
+def replace_modules(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """Put each value wherever its key is a child, and return what stands for the model itself."""
     parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it

@@ -66,7 +66,8 @@ class MultirateMask(Wrapper):
         structure: What is drawn: "weight" for single entries; "input" or "output" for whole units of each layer,
             exactly round(p * units) of them; "hidden" for the units between the two layers of
             Sequential(Linear, activation, Linear) or of the feed-forward half of a Transformer layer.
-        rescale: Divide the kept weights by 1 - p on masked steps.
+        rescale: Divide the kept weights by 1 - p on masked steps. None: for whole units, as nn.Dropout does, and not
+            for single weights, as in the paper.
         boost: Factor of the slow step; None means k. Paper: h_S / h_F.
 
     Shape:
@@ -109,7 +110,7 @@ class MultirateMask(Wrapper):
         *,
         parameters: Iterable[str | Tensor] | None = None,
         structure: Structure = "weight",
-        rescale: bool = False,
+        rescale: bool | None = None,
         boost: float | None = None,
     ) -> None:
         super().__init__()
@@ -117,8 +118,8 @@ class MultirateMask(Wrapper):
         if not isinstance(structure, str) or structure not in STRUCTURES:
             kind = ValueError if isinstance(structure, str) else TypeError
             raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
-        self.p, self.k, self.boost, self.rescale = p, k, boost, rescale
-        self.structure = structure
+        self.p, self.k, self.boost, self.structure = p, k, boost, structure
+        self.rescale = structure != "weight" if rescale is None else rescale
         self.targets = find_targets(module, parameters, structure)
         self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
         self._detach()
