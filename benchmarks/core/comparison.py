@@ -1,13 +1,15 @@
 """Comparisons of methods as data: what is searched, what is timed, how long everyone trains."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from benchmarks.core.records import Result
+from benchmarks.core.records import Record, Result
 from benchmarks.core.training import Curve
 
 M = TypeVar("M")
@@ -38,7 +40,7 @@ class Search:
         trial: The name of a trial in the record.
         seeds: Trainings of each.
         at: Whether trials end at the baseline's steps or at its seconds.
-        score: How good a trial's result is; None is the number that methods are compared by.
+        score: How good a trial's result is: more is better.
     """
 
     grid: Mapping[str, Sequence[Options]]
@@ -46,7 +48,25 @@ class Search:
     trial: Callable[[str, Options], str] = lambda name, options: f"search: {name}, {named(options)}"
     seeds: int = 1
     at: Literal["steps", "seconds"] = "steps"
-    score: Callable[[Result], float] | None = None
+    score: Callable[[Result], float] = lambda result: float(result["validation accuracy"])
+
+    def tried(self, record: Record, name: str) -> list[tuple[Options, float]]:
+        """Return what was tried for a method, with the mean score of its trials; only what has run."""
+        found = [(options, record.results(self.trial(name, options)).values()) for options in self.grid.get(name, ())]
+        return [(options, fmean(map(self._score, results))) for options, results in found if results]
+
+    def _score(self, result: Result) -> float:
+        """Return the score, the worst one where numbers are missing since the training has diverged."""
+        score = self.score({name: math.nan if value is None else value for name, value in result.items()})
+        return -math.inf if math.isnan(score) else score
+
+    def chosen(self, record: Record, name: str) -> Options:
+        """Return the options with which a method, or the one it is like, does best on validation data."""
+        source = self.like.get(name, name)
+        if source not in self.grid:
+            return {}
+        found = self.tried(record, source)
+        return max(found, key=lambda each: each[1])[0] if found else self.grid[source][0]
 
 
 @dataclass(frozen=True)
@@ -85,7 +105,9 @@ class Comparison(Generic[M]):
         splits: What is evaluated.
         first_seed: Of the seeds.
         scheduled: The training depends on how many steps it will have.
-        patience: As in `training.Plan`, on the first split (of trials too).
+        patience: As in `training.Plan`, on the first split.
+
+    Where "validation" is among the splits, trials too are evaluated on all of them and at every budget.
     """
 
     methods: Mapping[str, M]
@@ -99,6 +121,10 @@ class Comparison(Generic[M]):
     first_seed: int = 0
     scheduled: bool = False
     patience: int | None = None
+
+    @property
+    def watched(self) -> bool:
+        return "validation" in self.splits
 
 
 @dataclass(frozen=True)

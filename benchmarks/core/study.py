@@ -24,11 +24,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import product
-from statistics import fmean, median
+from statistics import median
 from typing import Generic, Literal, TypeVar
 
-from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome, Search
-from benchmarks.core.records import Config, Record, Result
+from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
+from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Section
 from benchmarks.core.timing import interleaved
@@ -80,8 +80,11 @@ class Study(Generic[C, M]):
 
     def runs(self, config: C) -> list[Run]:
         """Return every run: of each comparison the timing, the trials, and each seed of each method."""
-        found = [run for comparison in self.comparisons(config) for run in self._runs(comparison)]
-        return list({run.key: run for run in reversed(found)}.values())[::-1]  # the first of those with one key
+        found: dict[str, Run] = {}
+        for comparison in self.comparisons(config):
+            for run in self._runs(comparison):
+                found.setdefault(run.key, run)  # comparisons may share a timing and trials
+        return list(found.values())
 
     def _runs(self, comparison: Comparison[M]) -> list[Run]:
         costs, search = comparison.costs, comparison.search
@@ -106,27 +109,6 @@ class Study(Generic[C, M]):
         (seed,) = run.seeds
         execution = _Execution(self, config, task, seed, context)
         return [execution.costs() if task.what == "costs" else execution.result()]
-
-    def score(self, search: Search, result: Result) -> float:
-        """Return how good a trial's result is; more is better."""
-        if search.score is not None:
-            return search.score(result)
-        value = result[f"validation {self.metric}"]
-        return float("-inf") if value is None else -value if self.lower else value
-
-    def tried(self, record: Record, search: Search, name: str) -> list[tuple[Options, float]]:
-        """Return what was tried for a method, with the mean score of its trials; only what has run."""
-        grid = search.grid.get(name, ())
-        found = [(options, record.results(search.trial(name, options)).values()) for options in grid]
-        return [(options, fmean(self.score(search, each) for each in results)) for options, results in found if results]
-
-    def chosen(self, record: Record, search: Search | None, name: str) -> Options:
-        """Return the options with which a method, or the one it is like, does best on validation data."""
-        source = search.like.get(name, name) if search else name
-        if search is None or source not in search.grid:
-            return {}
-        found = self.tried(record, search, source)
-        return max(found, key=lambda each: each[1])[0] if found else search.grid[source][0]
 
     def default_result(self, outcome: Outcome[M]) -> Result:
         """Return the numbers of a training under the names that `study_sections` knows."""
@@ -182,9 +164,7 @@ class _Execution(Generic[C, M]):
         trial = task.what == "trial"
         counted = comparison.costs is not None and not (trial and comparison.search and comparison.search.at == "steps")
         equal, relative = self._equal(method) if counted else (comparison.budgets, 1.0)
-        ends = {*comparison.budgets, *equal}
-        if trial:
-            ends = {*comparison.budgets} if comparison.patience else {equal[-1]}
+        ends = {equal[-1]} if trial and not comparison.watched else {*comparison.budgets, *equal}
         if comparison.scheduled and equal != comparison.budgets and not trial:
             by_steps, by_seconds = (self._fit(method, at) for at in (comparison.budgets, equal))
         else:
@@ -199,7 +179,9 @@ class _Execution(Generic[C, M]):
         """Return a method with its options: those on trial, or the chosen ones."""
         comparison = self.task.comparison
         method = comparison.methods[name]
-        options = self.task.options or self.study.chosen(self.context.record, comparison.search, name)
+        options = self.task.options or (
+            comparison.search.chosen(self.context.record, name) if comparison.search else {}
+        )
         if not options:
             return method, options
         assert is_dataclass(method)
@@ -229,8 +211,7 @@ class _Execution(Generic[C, M]):
     def _fit(self, method: M, at: Collection[int]) -> Curve:
         comparison = self.task.comparison
         trainer = self._trainer(self.task.name, method, max(at))
-        own = "validation" in comparison.splits or self.task.what == "compare"
-        splits = comparison.splits if own else ("validation",)
+        splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
         plan = Plan(at, splits, comparison.patience, self.study.lower)
         track = partial(self.context.track, what=self.task.name)
         return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}"))

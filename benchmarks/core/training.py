@@ -118,6 +118,22 @@ def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:
     return float(percent_right(model, batches))
 
 
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of (..., classes) and (...)."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return the mean cross-entropy of all labels, the model being in evaluation mode."""
+    model.eval()
+    losses, count = [], 0
+    for *inputs, y in batches:
+        losses.append(y.numel() * cross_entropy(model(*inputs), y).double())
+        count += y.numel()
+    return float(torch.stack(losses).sum()) / count
+
+
 @dataclass
 class Loop:
     """The ordinary training loop, as a `Trainer`.
@@ -141,16 +157,18 @@ class Loop:
     batches: Iterator[Batch]
     splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
     metric: Callable[[nn.Module, Iterable[Batch]], float] = accuracy
-    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     before: Callable[[int], object] = lambda step: None
     after: Callable[[], object] = lambda: None
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext
     scheduler: Any = None
     resumable: bool = True
     steps: int = 0
+    loss_sum: Tensor | float = 0.0
+    loss_count: int = 0
 
-    def step(self) -> Tensor:
-        """Forward, backward, update; returns the loss."""
+    def step(self) -> None:
+        """Forward, backward, update."""
         *inputs, y = next(self.batches)
         self.model.train()
         self.before(self.steps)
@@ -163,10 +181,15 @@ class Loop:
             self.scheduler.step()
         self.after()
         self.steps += 1
-        return loss.detach()
+        self.loss_sum = self.loss_sum + loss.detach().double()
+        self.loss_count += 1
 
     def evaluate(self, split: str) -> float:
-        """Return the metric on a split."""
+        """Return the metric on a split; on "train" the mean loss of the steps since it was last asked for."""
+        if split == "train":
+            mean = float(self.loss_sum) / self.loss_count
+            self.loss_sum, self.loss_count = 0.0, 0
+            return mean
         return self.metric(self.model, self.splits[split]())
 
     def _stateful(self) -> dict[str, Any]:
@@ -175,13 +198,14 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next steps depend on, but for torch's random state."""
-        return {name: part.state_dict() for name, part in self._stateful().items()} | {"steps": self.steps}
+        counts = {"steps": self.steps, "loss_sum": self.loss_sum, "loss_count": self.loss_count}
+        return {name: part.state_dict() for name, part in self._stateful().items()} | counts
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
         for name, part in self._stateful().items():
             part.load_state_dict(state[name])
-        self.steps = state["steps"]
+        self.steps, self.loss_sum, self.loss_count = (state[name] for name in ("steps", "loss_sum", "loss_count"))
 
 
 @dataclass

@@ -188,11 +188,11 @@ def facts(shown: Shown, images: int, name: str, record: Record) -> list[str]:
     """Return the p of each method, and how the masks that do best on the validation split do on the test images."""
     tuned = search(images, list(shown.methods), record.config["trials"])
     done = [each for each in shown.methods if record.results(shown.methods[each])]
-    best = {each: max(score for _, score in tried) for each in done if (tried := STUDY.tried(record, tuned, each))}
+    best = {each: max(score for _, score in tried) for each in done if (tried := tuned.tried(record, each))}
     masked = [each for each in best if METHODS[each].kind == "masks"]
     if not masked or "dropout" not in best:
         return []
-    picked = {each: STUDY.chosen(record, tuned, each).get("p", (0.0, 0.0)) for each in done}
+    picked = {each: tuned.chosen(record, each).get("p", (0.0, 0.0)) for each in done}
     top = max(masked, key=best.__getitem__)
     margin = stats.summarize(gain(shown.methods[top], shown.methods["dropout"], name)(record))
     return [

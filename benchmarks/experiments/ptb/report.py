@@ -6,7 +6,7 @@ from functools import partial
 from benchmarks.core import stats
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Bars, Claim, Curves, Paper, Row, Section, gain, metric
-from benchmarks.experiments.ptb.methods import COMPARED, MINIMUM, SEARCHED, WITHOUT_MOMENTUM, found
+from benchmarks.experiments.ptb.methods import COMPARED, MINIMUM, SEARCHED, WITHOUT_MOMENTUM, search
 
 TEST = "test loss at the minimum"
 SMALL = frozenset({"smoke", "cpu"})
@@ -106,7 +106,8 @@ PLAIN = Section(
 
 def facts(record: Record) -> Sequence[str]:
     """What the search found, when each method was best, the two momenta, and the differences between the methods."""
-    said = [_search(name, losses) for name in SEARCHED if (losses := found(record, name, record.config["p"]))]
+    found = {name: search(record.config["p"], name).tried(record, name) for name in SEARCHED}
+    said = [_search(name, {options["p"]: -score for options, score in tried}) for name, tried in found.items() if tried]
     curves = {name: record.curves(name, "validation loss per epoch") for name in ("SGD", "SGD, momentum 0")}
     said += [_course(name, curve[0]) for name, curve in curves.items() if 0 in curve]
     epochs = {name: stats.summarize(record.numbers(name, "epoch of the minimum").values()) for name in COMPARED}

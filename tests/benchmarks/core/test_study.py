@@ -98,8 +98,13 @@ def test_the_timing_comes_first_where_trials_end_at_equal_seconds(monkeypatch: p
 
 
 def test_comparisons_share_a_timing_and_trials_of_the_same_name(made: Made) -> None:
-    both = replace(made[0], comparisons=lambda config: [*made[0].comparisons(config)] * 2)
-    assert [run.key for run in both.runs(Config())] == [run.key for run in made[0].runs(Config())]
+    def comparisons(config: Config) -> list[Comparison[Method]]:
+        (one,) = made[0].comparisons(config)
+        return [one, replace(one, prefix="again: ", seeds=1)]
+
+    once, both = made[0], replace(made[0], comparisons=comparisons)
+    more = [f"again: {name} | seed 0" for name in METHODS]
+    assert [run.key for run in both.runs(Config())] == [*(run.key for run in once.runs(Config())), *more]
 
 
 def test_the_best_options_on_validation_data_are_used(made: Made, tmp_path: Path) -> None:
@@ -121,8 +126,9 @@ def test_a_method_takes_what_the_search_has_found_for_another(monkeypatch: pytes
 
 
 def test_less_can_be_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    toy, built = study(monkeypatch, search=Search(GRID))
-    record_of((replace(toy, lower=True, metric="loss"), built), tmp_path)
+    search = Search(GRID, score=lambda result: -result["validation loss"])
+    toy, built = study(monkeypatch, search=search)
+    record_of((replace(toy, metric="loss"), built), tmp_path)
     assert {each.method.gain for each in built if each.job.name == "cheap" and each.job.what == "compare"} == {0.5}
 
 

@@ -12,7 +12,7 @@ from benchmarks.experiments.mnist import small as mnist_small
 from benchmarks.experiments.mnist import tables as mnist
 from benchmarks.experiments.mnist.models import Method
 from benchmarks.experiments.mnist.search import READINGS, TABLE, distance, facts, phases
-from benchmarks.experiments.mnist.small import METHODS, STUDY, search
+from benchmarks.experiments.mnist.small import METHODS, search
 
 ALL: list[Benchmark[Any]] = [mnist.BENCHMARK, mnist_search.BENCHMARK, mnist_small.BENCHMARK]
 
@@ -97,6 +97,6 @@ def test_p_is_chosen_on_the_validation_split() -> None:
     scores = dict(zip(trials, (90.0, 92.0, 92.0), strict=True))
     made = record(mnist_small.BENCHMARK, {trial: {"validation accuracy": score} for trial, score in scores.items()})
     assert trials[1] == "tuning 1000: dropout, p = 0.5/0.5"
-    assert STUDY.chosen(made, tuned, "dropout") == {"p": (0.5, 0.5)}
-    assert STUDY.chosen(made, tuned, "SGD") == {}
-    assert STUDY.chosen(made, search(5000, list(METHODS), 3), "dropout") == {"p": (0.2, 0.5)}
+    assert tuned.chosen(made, "dropout") == {"p": (0.5, 0.5)}
+    assert tuned.chosen(made, "SGD") == {}
+    assert search(5000, list(METHODS), 3).chosen(made, "dropout") == {"p": (0.2, 0.5)}
