@@ -136,7 +136,7 @@ SECTIONS = (
             Claim("k = 5 is more accurate than k = 10.", gain(MASKS, "masks, k = 10", "accuracy")),
         ),
         plots=(
-            Curves({f"k = {k}": f"masks, k = {k}" for k in TABLE}, "accuracy per epoch", "epoch",
+            Curves({f"masks, k = {k}": f"masks, k = {k}" for k in TABLE}, "accuracy per epoch", "epoch",
                    "test accuracy in %", references={f"k = {k}": TABLE[k].mean for k in (5, 10)},
                    ylim=(96, 98.8)),
         ),
