@@ -90,7 +90,7 @@ def report_(
         raise UserError(f"{records_in}: records of unknown benchmarks: {', '.join(unknown)}. Move them away.")
     shown = [(record, REGISTERED[record.benchmark].load().sections) for record in found]
     chapters = report.chapters(shown, ITEMS)
-    title = "Multirate Training of Neural Networks: the paper's numbers beside ours"
+    title = "Multirate training of neural networks: what it gains, what it costs, and the paper's numbers beside ours"
     intro = f"Made from {len(shown)} records by python -m benchmarks report."
     docs = docs or (DOCS if out == RESULTS else out)
     for path in (*report.write(title, intro, shown, chapters, out), *report.write_docs(shown, chapters, docs)):

@@ -186,7 +186,7 @@ def cards(records: Records, looks: Mapping[str, plots.Look]) -> list[ShownCard]:
 
 def _plot(card: Card, records: Records, looks: Mapping[str, plots.Look]) -> str:
     with mpl.rc_context(plots.STYLE):
-        figure = Figure(figsize=(5, 3.6), layout="constrained")
+        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
         drawn = card.record in records and plots.draw_curves(
             card.curves, records[card.record], figure.add_subplot(), looks
         )
@@ -197,8 +197,9 @@ def picture(records: Records, looks: Mapping[str, plots.Look]) -> bytes:
     """Return the figure of the README: the plots of the cards side by side, as SVG."""
     there = [card for card in CARDS if card.record in records]
     with mpl.rc_context(plots.STYLE):
-        figure = Figure(figsize=(4.2 * max(1, len(there)), 3.8), layout="constrained")
-        for card, axes in zip(there, figure.subplots(1, max(1, len(there)), squeeze=False)[0], strict=False):
+        figure = Figure(figsize=(3.9 * max(1, len(there)), 3.8), layout="constrained")
+        parts = [(each, each.subplots()) for each in figure.subfigures(1, max(1, len(there)), squeeze=False)[0]]
+        for card, (part, axes) in zip(there, parts, strict=False):
             plots.draw_curves(card.curves, records[card.record], axes, looks)
-            axes.set_title(card.title, pad=34)
+            part.suptitle(card.title)
         return plots.svg(figure)

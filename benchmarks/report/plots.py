@@ -156,7 +156,10 @@ def draw_rows(plot: Bars, section: Section, record: Record, axes: Axes, looks: M
 def _legend(axes: Axes) -> None:
     """Put the legend above the axes, where it hides no number."""
     _, labels = axes.get_legend_handles_labels()
-    columns = 3 if all(len(label) < 20 for label in labels) else 2
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    inches = figure.get_figwidth() / len(figure.axes)
+    columns = min(3, max(1, int(inches / (0.55 + 0.075 * max(map(len, labels))))))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=9, borderaxespad=0.2)
 
 

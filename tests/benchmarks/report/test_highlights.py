@@ -12,6 +12,7 @@ from benchmarks.report.highlights import CARDS, EXCERPT, Comparison
 
 MASKS = Comparison("t", "masks", "SGD", "mnist", ("masks", "SGD"), "")
 RESULTS = Path(highlights.__file__).parents[1] / "results"
+DOCS = Path(highlights.__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,9 @@ def test_the_committed_records_have_every_row_card_and_plot() -> None:
         card.cost and card.plot and len(card.gains) == len(given.comparisons)
         for card, given in zip(shown, CARDS, strict=True)
     )
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    for _, seconds, epochs in highlights.excerpt(found):
+        assert f"| {seconds} | {epochs} |" in page  # else: python -m benchmarks report
     picture = highlights.picture(found, looks)
     assert picture == highlights.picture(found, looks)
     assert b"<dc:date>" not in picture
