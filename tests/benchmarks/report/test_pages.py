@@ -147,7 +147,7 @@ def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     report.fill_readme(readme, [(TEXT, ())])
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
-    assert once.endswith(f".\n{report.END}\n\nAfter.\n")
+    assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
     assert "| later half fast | lower half frozen | ahead: +1.0 points (+0.8 to +1.1) |" in once
     assert "\nold\n" not in once
     report.fill_readme(readme, [(TEXT, ())])
