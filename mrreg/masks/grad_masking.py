@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mrreg.distributed.sharding import is_sharded, local
-from mrreg.errors import wrong_moment
+from mrreg.errors import invalid_state
 from mrreg.masks.masked_tensor import MaskBuffers, as_bits, bits_dtype, masked_into
 
 
@@ -49,7 +49,7 @@ def mask_gradient(parameter: Tensor, bits: Tensor, own: MaskBuffers) -> MaskedGr
         return None
     if grad.layout is not torch.strided:
         problem = f"a masked weight {tuple(parameter.shape)} has a sparse gradient"
-        raise wrong_moment("attach", problem, "Single entries of it cannot be held: make it dense.")
+        raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
     if _holders(grad, own) == EXCLUSIVE or is_sharded(grad):
         here = as_bits(local(grad))
         here.bitwise_and_(bits if bits.dtype == here.dtype else bits.to(here.dtype))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.distributed.sharding import cut, is_sharded
-from mrreg.errors import NoEffectWarning, bad, number, some, whole, wrong_moment
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state, quoted
 from mrreg.masks import compact_forward as compact
 from mrreg.masks import fast_linear as linear
 from mrreg.masks.checkpoint_guard import refuse_checkpointing
@@ -25,13 +25,13 @@ WHERE = "MultirateMask"
 
 def _true_or_false(rescale: object) -> bool:
     if not isinstance(rescale, bool):
-        raise bad(TypeError, WHERE, "rescale", "True or False", rescale)
+        raise invalid_argument(TypeError, WHERE, "rescale", "True or False", rescale)
     return rescale
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while training
-    "p": lambda p: number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
-    "k": lambda k: whole(WHERE, "k", k),
+    "p": lambda p: check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
+    "k": lambda k: check_int(WHERE, "k", k),
     "rescale": _true_or_false,
 }
 
@@ -115,7 +115,7 @@ class MultirateMask(Wrapper):
         _check_module(module)
         if not isinstance(structure, str) or structure not in STRUCTURES:
             kind = ValueError if isinstance(structure, str) else TypeError
-            raise bad(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
+            raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
         self.p, self.k, self.boost, self.rescale = p, k, boost, rescale
         self.structure = structure
         self.targets = find_targets(module, parameters, structure)
@@ -130,7 +130,7 @@ class MultirateMask(Wrapper):
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
-        self._boost = None if boost is None else number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
+        self._boost = None if boost is None else check_number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
 
     def extra_repr(self) -> str:
         """What the wrapper adds to the module, for `print(model)`."""
@@ -173,7 +173,7 @@ class MultirateMask(Wrapper):
         if is_sharded(value):
             problem = "the parameters are still sharded in the forward"
             remedy = f"{SHARD_OUTSIDE} Call a module that it was applied to. Tensor parallel layers cannot be masked."
-            raise wrong_moment(WHERE, problem, remedy)
+            raise invalid_state(WHERE, problem, remedy)
         source = self._unsharded.get(name)
         if source is None:
             return self._float_masks[name] if torch.compiler.is_compiling() else self._bits[name]
@@ -283,15 +283,17 @@ class MultirateMask(Wrapper):
 def _check_module(module: object) -> None:
     """Masks wrap modules, and do not nest."""
     if not isinstance(module, nn.Module):
-        raise bad(TypeError, WHERE, "module", "an nn.Module", module)
+        raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
     if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
-        raise wrong_moment(WHERE, f"the module has no shape yet for {some(lazy)}", "Run one forward first.")
+        raise invalid_state(WHERE, f"the module has no shape yet for {quoted(lazy)}", "Run one forward first.")
     for name, inner in module.named_modules():
         if is_fully_sharded(inner):
             rule = "without fully_shard inside"
-            raise bad(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
+            raise invalid_argument(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
         if isinstance(inner, MultirateMask):
-            raise bad(ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest.")
+            raise invalid_argument(
+                ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest."
+            )
 
 
 def _is_factor(boost: float) -> bool:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
-from mrreg.errors import NoEffectWarning, bad, whole, wrong_moment
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
 from mrreg.masks.frozen_entries import (
     GRADIENT,
     FrozenEntries,
@@ -42,11 +42,13 @@ def read_clock(where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: I
         return 0, seed, 0
     if any(each != found[0] for each in found) or len(found[0]) < len(LEAST):
         rule = f"complete and the same in all groups: {', '.join(LEAST)}"
-        raise bad(ValueError, where, "the phase of the masks", rule, found)
-    clock, k, seed = (whole(where, key, found[0][key], least) for key, least in LEAST.items())
+        raise invalid_argument(ValueError, where, "the phase of the masks", rule, found)
+    clock, k, seed = (check_int(where, key, found[0][key], least) for key, least in LEAST.items())
     if k == 0 and len(set(ks)) == 1:
         remedy = "Build the masks with the values of k that they were saved with."
-        raise bad(ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy)
+        raise invalid_argument(
+            ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy
+        )
     return clock, seed, k
 
 
@@ -114,9 +116,11 @@ class MaskStepHooks:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
         for p, frozen, *_ in self.snapshots:
             own = optimizer.state.get(p)
-            whole = {} if own is None or is_sharded(p) else frozen.unmasked_state()
-            if whole:
-                saved["state"] = {key: own | whole if value is own else value for key, value in saved["state"].items()}
+            unmasked = {} if own is None or is_sharded(p) else frozen.unmasked_state()
+            if unmasked:
+                saved["state"] = {
+                    key: own | unmasked if value is own else value for key, value in saved["state"].items()
+                }
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
         """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
@@ -149,7 +153,7 @@ class MaskStepHooks:
                 p = parameter(mask.module, target.name)
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
-                    raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
+                    raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, target.name)
                     if grads_may_change or p.grad is not None:
@@ -245,4 +249,4 @@ def check_fast(group: Group, path: str) -> None:
     """Refuse a slow part of a `Multirate`: its drift would move what a mask holds."""
     if group.get("period", 1) != 1:
         remedy = "Masked parameters must be in a fast part, which is updated on every step."
-        raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
+        raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import bad, some, unknown
+from mrreg.errors import invalid_argument, quoted, unknown_name
 
 Structure = Literal["weight", "input", "output", "hidden"]
 STRUCTURES = get_args(Structure)
@@ -96,25 +96,31 @@ def _chosen(module: nn.Module, named: dict[str, Tensor], wanted: Iterable[object
     if wanted is None:
         return {name: value for name, value in named.items() if _by_default(module, name, value)}
     if not isinstance(wanted, Iterable):
-        raise bad(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
+        raise invalid_argument(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
     patterns = [wanted] if isinstance(wanted, str) else list(wanted)
     for pattern in patterns:
         if not isinstance(pattern, (str, Tensor)):
-            raise bad(TypeError, WHERE, "parameters", "names, glob patterns or parameters of the module", pattern)
+            raise invalid_argument(
+                TypeError, WHERE, "parameters", "names, glob patterns or parameters of the module", pattern
+            )
         if not any(_matches(pattern, name, value) for name, value in named.items()):
             if isinstance(pattern, str):
-                raise unknown(WHERE, "parameters", "names or patterns that match a parameter", pattern, named)
-            raise bad(ValueError, WHERE, "parameters", "parameters of the module", f"a tensor {tuple(pattern.shape)}")
+                raise unknown_name(WHERE, "parameters", "names or patterns that match a parameter", pattern, named)
+            raise invalid_argument(
+                ValueError, WHERE, "parameters", "parameters of the module", f"a tensor {tuple(pattern.shape)}"
+            )
     return {n: v for n, v in named.items() if any(_matches(pattern, n, v) for pattern in patterns)}
 
 
 def _refuse_unfit(module: nn.Module, name: str, value: Tensor) -> None:
     """Complex and integer parameters and sparse embeddings cannot be masked."""
     if not value.is_floating_point():
-        raise bad(TypeError, WHERE, name, "a floating-point parameter", value.dtype)
+        raise invalid_argument(TypeError, WHERE, name, "a floating-point parameter", value.dtype)
     if getattr(module.get_submodule(_split(name)[0]), "sparse", False):
         remedy = "An optimizer of sparse gradients cannot hold single entries; use sparse=False."
-        raise bad(ValueError, WHERE, name, "the weight of an embedding with dense gradients", "sparse=True", remedy)
+        raise invalid_argument(
+            ValueError, WHERE, name, "the weight of an embedding with dense gradients", "sparse=True", remedy
+        )
 
 
 def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: Structure) -> list[MaskTarget]:
@@ -130,7 +136,9 @@ def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: 
         found = {name: _target(module, name, value, structure) for name, value in chosen.items()}
     if not found:
         remedy = "Wrap a layer that has a weight, or name what to mask in `parameters`."
-        raise bad(ValueError, WHERE, "module", "a module with a parameter to mask", type(module).__name__, remedy)
+        raise invalid_argument(
+            ValueError, WHERE, "module", "a module with a parameter to mask", type(module).__name__, remedy
+        )
     order = [names[0] for names in every.values() if names[0] in found]
     for name in order:
         _refuse_unfit(module, name, module.get_parameter(name))
@@ -150,7 +158,7 @@ def _target(module: nn.Module, name: str, value: Tensor, structure: Structure) -
     if layout is None:
         remedy = 'Use structure="weight", or leave it out with `parameters`.'
         rule = f"a parameter with one {structure} dimension when structure={structure!r}"
-        raise bad(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
+        raise invalid_argument(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
     return _group(layer, name, layout.units, structure), layout, True
 
 
@@ -244,10 +252,14 @@ def _hidden(module: nn.Module, chosen: dict[str, Tensor] | None) -> dict[str, Pa
     inputs = _layout(consumer, "weight", consumer.get_parameter("weight"), "input")
     if units is None or inputs is None or units.units != inputs.units:
         got = f"{first} and {second}"
-        raise bad(ValueError, WHERE, "module", "a producer whose outputs are the inputs of its consumer", got)
+        raise invalid_argument(
+            ValueError, WHERE, "module", "a producer whose outputs are the inputs of its consumer", got
+        )
     if chosen is not None:
         rule = 'None when structure="hidden"'
-        raise bad(ValueError, WHERE, "parameters", rule, some(chosen), "The pair of layers fixes what is masked.")
+        raise invalid_argument(
+            ValueError, WHERE, "parameters", rule, quoted(chosen), "The pair of layers fixes what is masked."
+        )
     found: dict[str, Part] = {rows: ("hidden", units, False), columns: ("hidden", inputs, True)}
     if getattr(producer, "bias", None) is not None:
         found[f"{first}.bias"] = ("hidden", UnitLayout(units.units, 0), False)
@@ -281,4 +293,4 @@ def _no_pair(got: str) -> ValueError:
     pair = "Sequential(Linear, elementwise activations with f(0) = 0, Linear)"
     rule = f'for structure="hidden" a Transformer layer or {pair}'
     remedy = 'Wrap the two layers and what stands between them, or use structure="output" on the first.'
-    return bad(ValueError, WHERE, "module", rule, got, remedy)
+    return invalid_argument(ValueError, WHERE, "module", rule, got, remedy)

@@ -302,13 +302,3 @@ def goes_on(model: nn.Sequential, optimizer: torch.optim.Optimizer, groups: int 
     mask_cases.train(model, optimizer, range(4, 9))
     mask_cases.train(twin, other, range(4, 9))
     assert mask_cases.same_bits(model, twin)
-
-
-@pytest.mark.parametrize("saved", [{}, {"last_epoch": "1"}, {"last_epoch": -1}, "x"])
-def test_period_scheduler(saved: Any) -> None:
-    optimizer = sgd(network())
-    scheduler = mrreg.PeriodScheduler(optimizer, lambda epoch: 3 + 3 * epoch)
-    scheduler.step()
-    with pytest.raises((ValueError, TypeError), match=r"PeriodScheduler.load_state_dict: (state_dict|last_epoch) must"):
-        scheduler.load_state_dict(saved)
-    assert (scheduler.last_epoch, scheduler.get_last_period()) == (1, [1, 6])
