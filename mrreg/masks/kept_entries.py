@@ -25,7 +25,8 @@ class KeptEntries:
     """
 
     def __init__(self, like: Tensor, kept: Mapping[int, Tensor], device: torch.device) -> None:
-        order = sorted(range(like.dim()), key=lambda dim: -like.stride(dim))
+        strides = like.stride()
+        order = sorted(range(like.dim()), key=lambda dim: -strides[dim])
         sizes = [like.shape[dim] for dim in order]
         leading = 1 + max((order.index(dim) for dim in kept), default=-1)
         self.rows = torch.zeros(1, dtype=torch.int64, device=device)

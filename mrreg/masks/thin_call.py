@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import wrong_moment
+from mrreg.errors import invalid_state
 from mrreg.masks.checkpoint_guard import refuse_checkpointing
 from mrreg.masks.thin_mask import WHERE, ThinMask, ThinTensor
 
@@ -37,7 +37,7 @@ class ThinForward:
             return found[1]
         if is_sharded(value):
             remedy = "Apply fully_shard to modules that the forward calls."
-            raise wrong_moment(WHERE, f"{tensor.name!r} is still sharded in the forward", remedy)
+            raise invalid_state(WHERE, f"{tensor.name!r} is still sharded in the forward", remedy)
         small = tensor.gather(value)
         self._gathered[tensor] = value, small
         return small
@@ -117,9 +117,11 @@ class ThinTable(MutableMapping[str, Any]):
         return len(self.whole)
 
     def items(self) -> Any:
+        """Whole tensors, with their names."""
         return self.whole.items()
 
     def values(self) -> Any:
+        """Whole tensors."""
         return self.whole.values()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -140,7 +142,7 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
     if not masked:
         with mask.lock if mask.overrides else nullcontext():
             return forward(model, *args, **kwargs)
-    mask.forward_ran.masked = True
+    mask._forward_ran.masked = True
     probe = torch.zeros((), requires_grad=True) + 0  # every node of this forward comes after its own
     with mask.lock, ThinForward(mask, model), refuse_checkpointing(model, [probe]) as check:
         return check(forward(model, *args, **kwargs))
@@ -150,9 +152,9 @@ def _run_traced(
     mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
-    mask.forward_ran.masked = True
-    whole = {tensor.name: tensor.of(model) for tensor in mask.tensors}
-    small = {tensor.name: tensor.gather(whole[tensor.name]) for tensor in mask.tensors}
+    mask._forward_ran.masked = True
+    whole = {tensor.name: tensor.of(model) for tensor in mask.tensors.values()}
+    small = {tensor.name: tensor.gather(whole[tensor.name]) for tensor in mask.tensors.values()}
     before = [(attributes, name, attributes[name]) for attributes, name, _ in mask.attributes(model)]
     for attributes, name, value in mask.attributes(model):
         attributes[name] = value
@@ -160,7 +162,7 @@ def _run_traced(
         output = forward(model, *args, **kwargs)
     for attributes, name, value in before:
         attributes[name] = value
-    for tensor in mask.tensors:
+    for tensor in mask.tensors.values():
         if not isinstance(whole[tensor.name], nn.Parameter):
             tensor.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
     return output

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded, window
-from mrreg.errors import bad, number, whole
+from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.masks.base import ForwardRan, Mask
 from mrreg.masks.kept_entries import KeptEntries, gather
 from mrreg.masks.masked_tensor import ReusableBuffer
 from mrreg.masks.sampling import draw_kept
@@ -76,13 +77,7 @@ class ThinTensor:
 Place = tuple[nn.Module, str, dict[str, ThinTensor]]
 
 
-class ForwardRan:
-    """Whether a masked forward has run; an object of its own, so that compiled graphs can say so too."""
-
-    masked = False
-
-
-class ThinMask:
+class ThinMask(Mask):
     """The mask of a thin model: groups of units, of which some are absent on all but the last step of a cycle.
 
     Args:
@@ -94,12 +89,6 @@ class ThinMask:
         rescale: Multiply what consumers read of the kept units by units / kept.
     """
 
-    running: Any = None  # the masked forward that holds the lock
-    _masking = False  # whether forwards in training mode are masked
-    _attached = False
-    _warned = False
-    _drawn: tuple[int, int, int] | None = None  # what the kept units were drawn from
-
     def __init__(
         self,
         model: nn.Module | None,
@@ -110,13 +99,14 @@ class ThinMask:
         rescale: bool,
     ) -> None:
         self.groups, self.overrides, self.rescale = tuple(groups), tuple(overrides), rescale
-        self.k = whole(WHERE, "k", k)
-        self.boost = boost  # type: ignore[assignment]
+        self.k = check_int(WHERE, "k", k)
+        self.boost = boost
         self.tensors = _tensors(self.groups, rescale)
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
-        self.forward_ran = ForwardRan()
+        self.running: Any = None  # the masked forward that holds the lock
         self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
         self.lock = RLock()  # of masked forwards, which change attributes that other threads read
+        self._detach()
 
     @property
     def boost(self) -> float:
@@ -127,25 +117,18 @@ class ThinMask:
     def boost(self, boost: float | None) -> None:
         valid = "finite, at least 0"
         self._boost = (
-            None if boost is None else number(WHERE, "boost", boost, valid, lambda b: 0 <= b < float("inf"))
+            None if boost is None else check_number(WHERE, "boost", boost, valid, lambda b: 0 <= b < float("inf"))
         )
 
     @property
-    def draws(self) -> int:
-        """How many indices of draws the mask uses up."""
-        return len(self.groups)
-
-    def parameters(self) -> Iterator[tuple[ThinTensor, Tensor]]:
-        """The parameters that hold units."""
-        model = self._model()
-        for tensor in self.tensors if model is not None else ():
-            if isinstance(parameter := tensor.of(model), nn.Parameter):
-                yield tensor, parameter
+    def p(self) -> float:  # type: ignore[override]
+        """The largest share of units that a group loses."""
+        return max((1 - group.kept / group.units for group in self.groups), default=0.0)
 
     def places(self, model: nn.Module) -> list[Place]:
         """The modules that have thin tensors, each with its table of them and their names in it; tied ones too."""
         if self._places is None or self._places[0]() is not model:
-            thin = {id(tensor.of(model)): tensor for tensor in self.tensors}
+            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values()}
             places = []
             for module, kind in product(model.modules(), ("_parameters", "_buffers")):
                 found = {name: thin[id(value)] for name, value in module.__dict__[kind].items() if id(value) in thin}
@@ -158,27 +141,43 @@ class ThinMask:
         """Where attributes change for a masked forward: in which dictionary, name, value."""
         return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
 
-    def _set_phase(self, clock: int, seed: int, first: int) -> None:
-        """Enter the phase after `clock` steps; `first` is the index of the first group."""
-        cycle, phase = divmod(clock, self.k)
-        self._masking = phase < self.k - 1 and any(group.kept < group.units for group in self.groups)
-        self._attached = True
-        if self._drawn != (seed, first, cycle):
-            with torch.inference_mode(False):
-                cpu, model = torch.device("cpu"), self._model()
-                kept = {
-                    group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
-                    for index, group in enumerate(self.groups, first)
-                }
-                for tensor in self.tensors if model is not None else ():
-                    tensor.draw(kept, tensor.of(model))
-            self._drawn = seed, first, cycle
+    def _root(self) -> nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
+
+    def _masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        model = self._root()
+        for name, tensor in self.tensors.items():
+            if isinstance(found := tensor.of(model), nn.Parameter):
+                yield name, found
+
+    def _draws(self) -> int:
+        return len(self.groups)
+
+    def _draw(self, seed: int, first: int, cycle: int) -> None:
+        """Draw the units that are kept in a cycle."""
+        model, cpu = self._root(), torch.device("cpu")
+        kept = {
+            group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
+            for index, group in enumerate(self.groups, first)
+        }
+        for tensor in self.tensors.values():
+            tensor.draw(kept, tensor.of(model))
+
+    def _clear_mask(self) -> None:
+        self._drawn = None
 
     def _detach(self) -> None:
         """Become dense and undriven."""
         self._masking = self._attached = self._warned = False
-        self._drawn = None
-        self.forward_ran = ForwardRan()
+        self._forward_ran = ForwardRan()
+        self._clear_mask()
+
+    def forget(self) -> None:
+        """Have no groups, whatever still drives the mask."""
+        self._detach()
+        self.groups, self.tensors = (), {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
@@ -193,15 +192,17 @@ def thin_mask(model: nn.Module) -> ThinMask | None:
     return mask
 
 
-def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> list[ThinTensor]:
+def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTensor]:
     """Collect what the groups that lose units have in each parameter and buffer."""
     cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
     scales: dict[str, float] = {}
     for group in groups:
         for slot in group.slots if group.kept < group.units else ():
             if slot.dim in cuts.setdefault(slot.name, {}):
-                raise bad(ValueError, WHERE, "groups", f"one for dimension {slot.dim} of {slot.name!r}", group.name)
+                raise invalid_argument(
+                    ValueError, WHERE, "groups", f"one for dimension {slot.dim} of {slot.name!r}", group.name
+                )
             cuts[slot.name][slot.dim] = group, slot.indices
             factor = group.units / group.kept if rescale and slot.role == "consumer" else 1.0
             scales[slot.name] = scales.get(slot.name, 1.0) * factor
-    return [ThinTensor(name, found, scales[name]) for name, found in cuts.items()]
+    return {name: ThinTensor(name, found, scales[name]) for name, found in cuts.items()}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import local
-from mrreg.errors import wrong_moment
+from mrreg.errors import invalid_state
 from mrreg.masks.kept_entries import KeptEntries
 from mrreg.masks.thin_mask import ThinMask, ThinTensor
 
@@ -32,7 +32,7 @@ class ThinLeaf:
         assert grad is not None
         if grad.layout is not torch.strided:
             problem = f"a parameter {tuple(p.shape)} of a thin model has a sparse gradient"
-            raise wrong_moment("attach", problem, "Single entries of it cannot be held: make it dense.")
+            raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
         self._entries, self._params, self._place, self._gradient = entries, params, place, grad
         self._leaf.grad = None
         self._leaf.data = self._take("", p)
@@ -40,24 +40,26 @@ class ThinLeaf:
         self._leaf.grad = self._take("grad", grad)
         self._versions = self._leaf.grad._version
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
-        if state := optimizer.state.get(p):
-            optimizer.state[self._leaf] = {
-                name: self._take(name, value) if _by_entry(name, value, p) else value for name, value in state.items()
-            }
-        self.show()
+        self._state = {
+            name: self._take(name, value) if _by_entry(name, value, p) else value
+            for name, value in optimizer.state.get(p, {}).items()
+        }
+        self.show(optimizer)
 
-    def show(self) -> None:
+    def show(self, optimizer: Optimizer) -> None:
         """Let the optimizer see the kept entries."""
         self._params[self._place] = self._leaf
+        if self._state:
+            optimizer.state[self._leaf] = self._state
 
-    def hide(self) -> None:
+    def hide(self, optimizer: Optimizer) -> None:
         """Let the optimizer see the parameter."""
         self._params[self._place] = self.parameter
+        self._state = optimizer.state.pop(self._leaf, {})
 
     def leave(self, optimizer: Optimizer, completed: bool) -> None:
         """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
-        self.hide()
-        state = optimizer.state.pop(self._leaf, None)
+        self.hide(optimizer)
         if self.parameter.grad is None:
             self.parameter.grad = self._gradient
         if not completed:
@@ -66,12 +68,11 @@ class ThinLeaf:
         grad = self._leaf.grad
         if grad is not None and grad._version != self._versions:  # such as unscaled by a fused step
             self._entries.put(grad, local(self._gradient))
-        if state:
+        if self._state:
             whole = optimizer.state[self.parameter]
-            for name in [name for name in whole if name not in state]:
-                del whole[name]
-            for name, value in state.items():
-                whole[name] = self._whole(name, value, whole.get(name))
+            values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
+            whole.clear()
+            whole.update(values)
 
     def _take(self, name: str, value: Tensor) -> Tensor:
         """Gather kept entries into the memory of the last step."""
@@ -97,6 +98,9 @@ def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape and name != "step"
 
 
+Masked = list[tuple[ThinTensor, Tensor, ThinMask]]  # thin tensors that are parameters of the optimizer
+
+
 class ThinStep:
     """The thin parameters of one optimizer, while it steps."""
 
@@ -105,22 +109,21 @@ class ThinStep:
         self._inside: list[ThinLeaf] = []
         self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
 
-    def begin(self, optimizer: Optimizer, masks: list[ThinMask], call: Call, late: bool) -> Call | None:
-        """Before a step: prepare what the phase of each mask asks for.
+    def begin(self, optimizer: Optimizer, masked: Masked, call: Call, late: bool) -> Call | None:
+        """Before a step: prepare what the phase of each mask asks for; return what the optimizer shall be called with.
 
         Where gradients may still change (`late`), kept entries are gathered when the optimizer calls its closure, which
         it does before all else.
         """
-        for mask in masks:
-            if not mask._masking and mask.boost != 1:
-                self._remember(optimizer, mask, late)
-        masking = [mask for mask in masks if mask._masking]
+        if self._inside and all(leaf.parameter.grad is None for leaf in self._inside):
+            return None  # a subclass that calls super().step()
+        self.abandon(optimizer)
+        self._remember([each for each in masked if not each[2]._masking and each[2].boost != 1], late)
+        masked = [each for each in masked if each[2]._masking]
         if not late:
-            self._enter(optimizer, masking)
+            self._enter(optimizer, masked)
             return None
-        if not masking:
-            return None
-        return _with_closure(call, lambda: self._enter(optimizer, masking))
+        return _with_closure(call, lambda: self._enter(optimizer, masked)) if masked else None
 
     @torch.no_grad()
     def end(self, optimizer: Optimizer) -> None:
@@ -134,40 +137,41 @@ class ThinStep:
             tensor.entries(parameter).clear(backwards)
             here.sub_(backwards, alpha=boost - 1)
 
-    def abandon(self, optimizer: Optimizer | None) -> None:
+    def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""
         self._moving.clear()
         while self._inside:
-            leaf = self._inside.pop()
-            leaf.hide() if optimizer is None else leaf.leave(optimizer, completed=False)
+            self._inside.pop().leave(optimizer, completed=False)
 
-    def hide(self) -> None:
+    def hide(self, optimizer: Optimizer) -> None:
+        """Show whole parameters to who saves the optimizer in the middle of a step."""
         for leaf in self._inside:
-            leaf.hide()
+            leaf.hide(optimizer)
 
-    def show(self) -> None:
+    def show(self, optimizer: Optimizer) -> None:
+        """Go on with the step."""
         for leaf in self._inside:
-            leaf.show()
+            leaf.show(optimizer)
 
     @torch.no_grad()
-    def _enter(self, optimizer: Optimizer, masks: list[ThinMask]) -> None:
-        places = {id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])}
-        for mask in masks:
-            for tensor, p in mask.parameters():
-                if p.grad is not None and id(p) in places:
-                    leaf = self._leaves.setdefault(id(p), ThinLeaf(p))
-                    leaf.enter(optimizer, *places[id(p)], tensor.entries(p))
-                    self._inside.append(leaf)
+    def _enter(self, optimizer: Optimizer, masked: Masked) -> None:
+        """Put kept entries into the places of parameters that have a gradient."""
+        places = {
+            id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])
+        }
+        for tensor, p, _ in masked:
+            if p.grad is not None:
+                leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), ThinLeaf(p))
+                leaf.enter(optimizer, *places[id(p)], tensor.entries(p))
+                self._inside.append(leaf)
 
     @torch.no_grad()
-    def _remember(self, optimizer: Optimizer, mask: ThinMask, late: bool) -> None:
-        """Keep the values that a joint step moves from; the memory of masked gradients is free for them."""
-        inside = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for tensor, p in mask.parameters():
-            if id(p) in inside and (late or p.grad is not None):
+    def _remember(self, masked: Masked, late: bool) -> None:
+        """Keep the values that a joint step moves from, in the memory of masked gradients: it is free now."""
+        for tensor, p, mask in masked:
+            if late or p.grad is not None:
                 here = local(p)
-                before = tensor.gradients.empty_like(here).copy_(here)
-                self._moving.append((tensor, p, before, mask.boost))
+                self._moving.append((tensor, p, tensor.gradients.empty_like(here).copy_(here), mask.boost))
 
 
 def _with_closure(call: Call, prepare: Callable[[], None]) -> Call:
