@@ -127,7 +127,7 @@ class _DetachedCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _DoublePrecision(TorchDispatchMode):
+class DoublePrecision(TorchDispatchMode):
     """Lets no operation go below float64: norms and softmax that compute in float32 would hide small differences."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,8 +149,7 @@ def probing(models: Iterable[nn.Module]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad(), catch_warnings():
             simplefilter("ignore")
-            with _DoublePrecision():
-                yield
+            yield
     finally:
         torch.set_default_dtype(dtype)
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -164,68 +164,60 @@ class _Finder:
     def _members(self, units: list[Unit], consumers: list[Place]) -> tuple[dict[Place, list[list[int]]], str]:
         """Find the other parameters and buffers that have a position for each unit: they shrink with it."""
         taken = {name for unit in units[:1] for name, _ in unit}
-        found: dict[Place, list[set[int]]] = {}
-        mixed: set[Place] = set()  # positions there reach several units
+        found: dict[Place, Tensor] = {}  # for each position the unit that it reaches, or NONE, or SEVERAL
         for place in consumers:
             number = {position: i for i, unit in enumerate(units) for position in unit[place]}
             for op in self.columns[place]:
                 assert op.columns is not None
                 of_column = torch.tensor([number[op.columns.start + i] for i in range(op.columns.size)])
-                for name, codes in self._codes(self.influence(op), of_column, len(units)).items():
-                    if name in taken:
-                        return {}, f"{name} is also used by an operation that cannot be read"
-                    for dim, code in enumerate(codes):
-                        owners = found.setdefault((name, dim), [set() for _ in code])
-                        for position, unit in enumerate(code):
-                            owners[position] |= {unit} - {NONE}
-                        if SEVERAL in code:
-                            mixed.add((name, dim))
+                for other, reached in self._reached_units(self.influence(op), of_column, len(units)).items():
+                    if other[0] in taken:
+                        return {}, f"{other[0]} is also used by an operation that cannot be read"
+                    found[other] = _merge(found[other], reached) if other in found else reached
         members: dict[Place, list[list[int]]] = {}
-        for place, owners in found.items():
-            if place in mixed or any(len(each) != 1 for each in owners):
-                continue
-            lists: list[list[int]] = [[] for _ in units]
-            for position, (unit,) in enumerate(owners):
-                lists[unit].append(position)
-            if len({len(each) for each in lists}) == 1:
-                members[place] = lists
+        for other, reached in found.items():
+            counts = torch.bincount(reached.clamp_min(0), minlength=len(units))
+            if reached.min() >= 0 and counts.min() == counts.max():
+                members[other] = reached.argsort(stable=True).reshape(len(units), -1).tolist()
         return members, ""
 
-    def _codes(self, influence: Influence, of_column: Tensor, units: int) -> dict[str, list[list[int]]]:
-        """Say for each position along each dimension of the other tensors which unit it reaches.
+    def _reached_units(self, influence: Influence, of_column: Tensor, units: int) -> dict[Place, Tensor]:
+        """Say for each position along each dimension of the other tensors which unit it reaches, NONE or SEVERAL.
 
         Each unit has a binary number. One pass for each digit and each of its values shows which positions reach units
         with that digit: a position that reaches one unit alone has spelled its number.
         """
-        names = list(self.recording.others)
-        whole = influence.gradients(None, [self.recording.others[name] for name in names])
-        names = [name for name, grad in zip(names, whole, strict=True) if grad is not None]
-        tensors = [self.recording.others[name] for name in names]
-        result = {name: [[0] * size for size in t.shape] for name, t in zip(names, tensors, strict=True)}
+        whole = influence.gradients(None, list(self.recording.others.values()))
+        tensors = {name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None}
+        found = {(name, dim): torch.zeros(size, dtype=torch.long) for name, t in tensors.items() for dim, size in enumerate(t.shape)}
         for digit in range(max((units - 1).bit_length(), 1)):
-            seen = [influence.gradients((of_column >> digit) & 1 == value, tensors) for value in (0, 1)]
-            for name, zero, one in zip(names, *seen, strict=True):
-                for dim, code in enumerate(result[name]):
-                    for position, digits in enumerate(zip(_touched(zero, dim), _touched(one, dim), strict=True)):
-                        code[position] = _spell(code[position], digit, digits)
-        return result
+            passes = [influence.gradients((of_column >> digit) & 1 == value, list(tensors.values())) for value in (0, 1)]
+            for name, zero, one in zip(tensors, *passes, strict=True):
+                for dim in range(tensors[name].dim()):
+                    found[name, dim] = _spell(found[name, dim], digit, _touched(zero, dim), _touched(one, dim))
+        return found
 
 
 NONE, SEVERAL = -1, -2
 
 
-def _spell(number: int, digit: int, seen: tuple[bool, bool]) -> int:
-    """Add a binary digit that was seen as zero, as one, as neither or as both."""
-    if number < 0 or seen[0] != seen[1]:
-        return number if number < 0 else number + (seen[1] << digit)
-    return SEVERAL if seen[0] else NONE
+def _spell(numbers: Tensor, digit: int, zero: Tensor, one: Tensor) -> Tensor:
+    """Add a binary digit that was seen as zero, as one, as neither or as both; what is not one number stays so."""
+    spelled = (numbers + (one.long() << digit)).masked_fill(~zero & ~one, NONE).masked_fill(zero & one, SEVERAL)
+    return torch.where(numbers < 0, numbers, spelled)
 
 
-def _touched(grad: Tensor | None, dim: int) -> list[bool]:
+def _merge(one: Tensor, two: Tensor) -> Tensor:
+    """Say what positions reach through either of two consumers."""
+    both = torch.where(one == NONE, two, one)
+    return both.masked_fill((two != NONE) & (both != two), SEVERAL)
+
+
+def _touched(grad: Tensor | None, dim: int) -> Tensor:
     """Say for each position along a dimension if a gradient is not zero there."""
     assert grad is not None
     others = [d for d in range(grad.dim()) if d != dim]
-    return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).tolist()
+    return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).cpu()
 
 
 def _place(channels: Channels) -> Place:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mrreg.thinning.double_copy import Inputs, named_tensors, tensors_in
+from mrreg.thinning.double_copy import DoublePrecision, Inputs, named_tensors, tensors_in
 
 
 class Channels(NamedTuple):
@@ -63,7 +63,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
         tensor.requires_grad_(True)
     mode = _Recorder(others)
     try:
-        with mode:
+        with DoublePrecision(), mode:
             output = twin(*inputs.args, **inputs.kwargs)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
