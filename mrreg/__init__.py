@@ -20,7 +20,6 @@ from mrreg.optim.bn_statistics import batch_norm
 from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
-from mrreg.optim.period_scheduler import PeriodScheduler
 from mrreg.optim.sgd import MultirateSGD
 
 __version__ = "0.1.0"
@@ -33,7 +32,6 @@ __all__ = [
     "MultirateMask",
     "MultirateSGD",
     "NoEffectWarning",
-    "PeriodScheduler",
     "attach",
     "audit",
     "batch_norm",

@@ -15,7 +15,7 @@ with h like the noise term of SGD: with a small enough step size they reach any 
 import math
 from collections.abc import Iterable
 
-from mrreg.errors import bad, number, whole
+from mrreg.errors import check_int, check_number, invalid_argument
 
 
 def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
@@ -46,9 +46,9 @@ def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4.
     """
     where = "expected_speedup"
-    total = number(where, "layers", layers, "finite and above 0", lambda x: 0 < x < math.inf)
-    fast = number(where, "fast_layers", fast_layers, "between 0 and layers", lambda x: 0 <= x <= total)
-    return _ratio(total, total, fast, whole(where, "k", k))
+    total = check_number(where, "layers", layers, "finite and above 0", lambda x: 0 < x < math.inf)
+    fast = check_number(where, "fast_layers", fast_layers, "between 0 and layers", lambda x: 0 <= x <= total)
+    return _ratio(total, total, fast, check_int(where, "k", k))
 
 
 def expected_speedup_from_costs(forward: float, backward: float, fast_backward: float, k: int) -> float:
@@ -77,10 +77,10 @@ def expected_speedup_from_costs(forward: float, backward: float, fast_backward: 
         2.25
     """
     where = "expected_speedup_from_costs"
-    ahead = number(where, "forward", forward, "finite and at least 0", lambda x: 0 <= x < math.inf)
-    back = number(where, "backward", backward, "finite and above 0", lambda x: 0 < x < math.inf)
-    fast = number(where, "fast_backward", fast_backward, "between 0 and backward", lambda x: 0 <= x <= back)
-    return _ratio(ahead, back, fast, whole(where, "k", k))
+    ahead = check_number(where, "forward", forward, "finite and at least 0", lambda x: 0 <= x < math.inf)
+    back = check_number(where, "backward", backward, "finite and above 0", lambda x: 0 < x < math.inf)
+    fast = check_number(where, "fast_backward", fast_backward, "between 0 and backward", lambda x: 0 <= x <= back)
+    return _ratio(ahead, back, fast, check_int(where, "k", k))
 
 
 def convergence_bound(
@@ -116,7 +116,7 @@ def convergence_bound(
     """
     where = "convergence_bound"
     start, drift = _common(where, gap=gap, lr=lr, steps=steps, smoothness=smoothness, moment=moment)
-    period, parts = whole(where, "k", k), whole(where, "groups", groups)
+    period, parts = check_int(where, "k", k), check_int(where, "groups", groups)
     return float(2 * start + drift * parts * (lr * smoothness * period**2 / 3 + 1))
 
 
@@ -185,10 +185,10 @@ def minibatch_convergence_bound(
     where = "minibatch_convergence_bound"
     start, drift = _common(where, gap=gap, lr=lr, steps=steps, smoothness=smoothness, moment=moment)
     if not isinstance(periods, Iterable):
-        raise bad(TypeError, where, "periods", "an iterable of whole numbers, such as (1, k)", periods)
-    scales = {whole(where, "periods", period) for period in periods}
+        raise invalid_argument(TypeError, where, "periods", "an iterable of whole numbers, such as (1, k)", periods)
+    scales = {check_int(where, "periods", period) for period in periods}
     if not scales:
-        raise bad(ValueError, where, "periods", "at least one", ())
+        raise invalid_argument(ValueError, where, "periods", "at least one", ())
     parts = len(scales)
     held = (
         1 + math.sqrt(parts) * (period - 1) + lr * smoothness * parts * (period - 1) * (2 * period - 1) / 3
@@ -205,8 +205,8 @@ def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> flo
 def _common(where: str, *, steps: int, **sizes: float) -> tuple[float, float]:
     """Check what both bounds are given; gap / (h T) and h L M."""
     above, least = "finite and above 0", "finite and at least 0"
-    gap = number(where, "gap", sizes["gap"], least, lambda x: 0 <= x < math.inf)
-    lr = number(where, "lr", sizes["lr"], above, lambda x: 0 < x < math.inf)
-    smoothness = number(where, "smoothness", sizes["smoothness"], least, lambda x: 0 <= x < math.inf)
-    moment = number(where, "moment", sizes["moment"], least, lambda x: 0 <= x < math.inf)
-    return gap / (lr * whole(where, "steps", steps)), lr * smoothness * moment
+    gap = check_number(where, "gap", sizes["gap"], least, lambda x: 0 <= x < math.inf)
+    lr = check_number(where, "lr", sizes["lr"], above, lambda x: 0 < x < math.inf)
+    smoothness = check_number(where, "smoothness", sizes["smoothness"], least, lambda x: 0 <= x < math.inf)
+    moment = check_number(where, "moment", sizes["moment"], least, lambda x: 0 <= x < math.inf)
+    return gap / (lr * check_int(where, "steps", steps)), lr * smoothness * moment

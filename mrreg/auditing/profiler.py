@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from mrreg.errors import bad
+from mrreg.errors import invalid_argument
 
 WHERE = "audit"
 SECONDS = 4.0  # for all repeats of one measurement together
@@ -64,7 +64,9 @@ class Passes:
         loss = self.loss_fn(self.model(*self.args, **self.kwargs))
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise bad(ValueError, WHERE, "loss_fn", "a function whose result is one number", got, "Take its mean.")
+            raise invalid_argument(
+                ValueError, WHERE, "loss_fn", "a function whose result is one number", got, "Take its mean."
+            )
         return loss.sum()
 
     def cost(self, on: Set[Tensor]) -> Cost:
@@ -274,7 +276,9 @@ def reach(passes: Passes, fast: Set[Tensor]) -> Reach:
             "No gradient reaches it: choose a part that the loss depends on; under activation checkpointing set "
             "use_reentrant=False."
         )
-        raise bad(ValueError, WHERE, "fast", "a part that the loss depends on", "one that it does not", remedy)
+        raise invalid_argument(
+            ValueError, WHERE, "fast", "a part that the loss depends on", "one that it does not", remedy
+        )
     backward(loss)
     return found
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mrreg.errors import some
+from mrreg.errors import quoted
 
 SMALL_GAIN = 1.1  # below this speed-up at k = 5 there is hardly anything to gain
 LARGE_SHARE = 0.5  # of the slow part's FLOPs, in the fast part's backward
@@ -27,7 +27,7 @@ def _findings(report: Mapping[str, Any]) -> Iterable[str]:
     """What this model's numbers say."""
     for each in report["forced_by"][:3] if report["reached_share"] >= LARGE_SHARE else ():
         name, *tied = each["names"]
-        also = f" (tied to {some(tied)})" if tied else ""
+        also = f" (tied to {quoted(tied)})" if tied else ""
         yield (
             f"{name!r}{also} is fast but lies early: its backward goes through {each['modules']} modules that are not "
             f"fast, {report['reached_share']:.0%} of their FLOPs. Make it slow."
@@ -39,7 +39,7 @@ def _findings(report: Mapping[str, Any]) -> Iterable[str]:
         yield f"At k = 5 a step is only {gain:.2f} times faster: this fast part hardly saves time."
     lacking = [name for part in ("fast", "slow") for name in report["parts"][part]["without_gradient"]]
     if lacking:
-        yield f"No gradient reaches {some(lacking)}: the loss does not depend on them."
+        yield f"No gradient reaches {quoted(lacking)}: the loss does not depend on them."
     if report["batch_norm"]:
         yield (
             f"The slow part has {len(report['batch_norm'])} BatchNorm layers: their running statistics move at every "
@@ -92,7 +92,7 @@ def _suggested(suggestions: Iterable[Mapping[str, Any]], k: int) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return f": {some(names)}." if names else "."
+    return f": {quoted(names)}." if names else "."
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

@@ -23,7 +23,7 @@ from mrreg.auditing.profiler import (
     untouched,
     update_seconds,
 )
-from mrreg.errors import bad
+from mrreg.errors import invalid_argument
 from mrreg.optim.param_groups import Choice, split
 from mrreg.theory import expected_speedup_from_costs
 
@@ -101,17 +101,17 @@ def audit(
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4 and its appendix on cost.
     """
     if not isinstance(model, nn.Module):
-        raise bad(TypeError, WHERE, "model", "an nn.Module", type(model).__name__)
+        raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", type(model).__name__)
     chosen = {p for group in split(model, fast=fast) if group["period"] == 1 for p in group["params"]}
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     if not chosen & set(trained):
         remedy = "Unfreeze it, or choose another part."
-        raise bad(
+        raise invalid_argument(
             ValueError, WHERE, "fast", "a choice of at least one parameter with requires_grad=True", "none", remedy
         )
     args, kwargs = _inputs(example_inputs)
     if loss_fn is not None and not callable(loss_fn):
-        raise bad(TypeError, WHERE, "loss_fn", "a function, or None", type(loss_fn).__name__)
+        raise invalid_argument(TypeError, WHERE, "loss_fn", "a function, or None", type(loss_fn).__name__)
     with untouched(model):
         passes = Passes(model, args, kwargs, loss_fn or _default_loss, trained)
         return _report(passes, chosen & set(trained))
@@ -126,7 +126,7 @@ def _inputs(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     if isinstance(given, Mapping):
         return (), {name: _detached(value) for name, value in given.items()}
     rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
-    raise bad(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
+    raise invalid_argument(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
 
 
 def _detached(value: Any) -> Any:
@@ -142,7 +142,7 @@ def _default_loss(output: Any) -> Tensor:
         if each.is_floating_point():
             return each.float().square().mean()
     rule = "given where the output has no loss and no floating-point tensor"
-    raise bad(ValueError, WHERE, "loss_fn", rule, type(output).__name__)
+    raise invalid_argument(ValueError, WHERE, "loss_fn", rule, type(output).__name__)
 
 
 def _report(passes: Passes, fast: Set[Tensor]) -> Audit:
@@ -151,7 +151,9 @@ def _report(passes: Passes, fast: Set[Tensor]) -> Audit:
     loss = passes.loss(everything)
     if not loss.requires_grad:
         remedy = "Its forward must not run under no_grad or end in a detached tensor."
-        raise bad(ValueError, WHERE, "model", "a model whose loss has a gradient", type(passes.model).__name__, remedy)
+        raise invalid_argument(
+            ValueError, WHERE, "model", "a model whose loss has a gradient", type(passes.model).__name__, remedy
+        )
     backward(loss)
     lacking = {p for p in passes.trained if p.grad is None}
     found = reach(passes, fast)

@@ -12,9 +12,9 @@ from itertools import islice, product
 from torch import nn
 
 from mrreg.convert.value_graph import DROPOUTS, Node, ordinary
-from mrreg.errors import some
+from mrreg.errors import quoted
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.targets import Structure, targets
+from mrreg.masks.targets import Structure, find_targets
 from mrreg.module_utils import holders, join, within
 
 # Calls through which a zero stays a zero: names of functions and of module classes, without underscores.
@@ -140,12 +140,12 @@ class Planner:
         if any(within(mask, path) for mask in self.masked):
             return "is masked already"
         try:
-            masked = targets(layer, parameters, structure)
+            masked = find_targets(layer, parameters, structure)
         except ValueError as error:
             return f"cannot be masked ({error})"
         for name in (name for target in masked for name in target.names):
             if tied := [other for other in self.holders[id(layer.get_parameter(name))] if not within(path, other)]:
-                return f"shares its {name} with {some(tied)}"
+                return f"shares its {name} with {quoted(tied)}"
         return ""
 
     def _recurrent(self, path: str, module: nn.RNNBase) -> Spot:
@@ -274,7 +274,7 @@ def choose(spots: Iterable[Spot]) -> dict[Spot, Way]:
         else:
             paths = {path for way in spot.ways for path in way}
             rivals = [rival.path for rival, way in chosen.items() if paths & way.keys()]
-            spot.reason = f"the layers beside it have their mask from {some(rivals)}"
+            spot.reason = f"the layers beside it have their mask from {quoted(rivals)}"
     return chosen
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mrreg.convert.value_graph import Node, arity, role
-from mrreg.errors import wrong_moment
+from mrreg.errors import invalid_state
 
 # Functions that drop: they are in the graph whatever they take.
 FUNCTIONAL = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
@@ -68,7 +68,7 @@ def _twin(where: str, model: nn.Module) -> nn.Module:
     try:
         twin: nn.Module = _copy(model, {id(parameter): parameter for parameter in model.parameters()})
     except Exception as error:
-        raise wrong_moment(
+        raise invalid_state(
             where,
             f"the model cannot be copied to follow one forward ({type(error).__name__}: {error})",
             "Call it before the model is wrapped or compiled, or leave out example_inputs.",

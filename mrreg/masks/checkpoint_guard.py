@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import wrong_moment
+from mrreg.errors import invalid_state
 
 PROBLEM = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
 REMEDY = "Put the checkpoint around the MultirateMask instead, or mask the layers inside the checkpointed part."
 
 
 def _refusal() -> RuntimeError:
-    return wrong_moment("MultirateMask", PROBLEM, REMEDY)
+    return invalid_state("MultirateMask", PROBLEM, REMEDY)
 
 
 def _bare(module: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mrreg.masks.functional_call import call_with
+from mrreg.masks.functional_call import functional_call
 from mrreg.module_utils import parameter
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
@@ -46,7 +46,7 @@ class Units(NamedTuple):
         return parameter.shape[self.dim] - len(self.kept)
 
 
-def chosen(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
+def should_use(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
     return known and pays(module, structure, units, args) and unnoticed(module) and _together(module, units)
@@ -119,14 +119,14 @@ def forward(
     """
     small = {name: kept.gather(parameter(module, name)) for name, kept in units.items()}
     if structure == "hidden":
-        return call_with(small, module, args, kwargs)
+        return functional_call(small, module, args, kwargs)
     weight, kept = parameter(module, "weight"), units["weight"].kept
     if structure == "input":
-        return call_with(small, module, (args[0].index_select(_channel(weight), kept), *args[1:]), kwargs)
+        return functional_call(small, module, (args[0].index_select(_channel(weight), kept), *args[1:]), kwargs)
     bias = None if "bias" in units else module._parameters["bias"]
     if bias is not None:
         small["bias"] = bias.index_select(0, kept)
-    narrow = call_with(small, module, args, kwargs)
+    narrow = functional_call(small, module, args, kwargs)
     shape = list(narrow.shape)
     shape[_channel(weight)] = weight.shape[0]
     rest = narrow.new_zeros(shape)

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from mrreg.masks import compact_forward as compact
-from mrreg.masks.masked_tensor import Mask, Substitute, fill, fill_again, masked, select
+from mrreg.masks.masked_tensor import Mask, MaskBuffers, masked, masked_in_place, masked_into, select
 
 FORWARD = nn.Linear.forward  # which others may replace later
 
@@ -33,7 +33,7 @@ def forward(module: nn.Linear, x: Tensor, masks: Mapping[str, Mask]) -> Tensor:
         return linear(x, weight, bias, *masks["weight"])
     if "bias" in masks:
         bias = masked(bias, *masks["bias"])
-    return functional.linear(x, masked(weight, *masks["weight"], fresh=True), bias)
+    return functional.linear(x, masked(weight, *masks["weight"], grad_is_exclusive=True), bias)
 
 
 def applies(x: Tensor, weight: Tensor) -> bool:
@@ -47,7 +47,7 @@ def applies(x: Tensor, weight: Tensor) -> bool:
     return weight.requires_grad and not x.requires_grad and x.device.type == weight.device.type == "cpu"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: Substitute) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: MaskBuffers) -> Tensor:
     """The layer's output with scale * (weight & bits) for its weight."""
     return _Linear.apply(x, weight, bias, bits, scale, own)  # type: ignore[no-any-return]
 
@@ -57,11 +57,11 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: Substitute
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, bits: Tensor, scale: float, own: MaskBuffers
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight, ctx.bits, ctx.scale, ctx.own = weight, bits, scale, own
-        return functional.linear(x, fill(own.values, weight, bits, scale), bias)
+        return functional.linear(x, masked_into(own.values, weight, bits, scale), bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -70,11 +70,11 @@ class _Linear(torch.autograd.Function):
         return None, weight, grad.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
-def _gradient(grad: Tensor, x: Tensor, weight: Tensor, bits: Tensor, scale: float, own: Substitute) -> Tensor:
+def _gradient(grad: Tensor, x: Tensor, weight: Tensor, bits: Tensor, scale: float, own: MaskBuffers) -> Tensor:
     """The weight's gradient from that of the output."""
     if torch._C._functorch.is_legacy_batchedtensor(grad) or torch._C._are_functorch_transforms_active():
         return select(grad.t() @ x, bits) * scale
     if torch.is_grad_enabled():  # somebody differentiates the gradient
-        return masked(grad.t() @ x, bits, scale, Substitute())
+        return masked(grad.t() @ x, bits, scale, MaskBuffers())
     like = weight if weight.dtype == grad.dtype else grad.new_empty(weight.shape)  # cast since the forward
-    return fill_again(torch.mm(grad.t(), x, out=own.values.like(like)), bits, scale)
+    return masked_in_place(torch.mm(grad.t(), x, out=own.values.empty_like(like)), bits, scale)

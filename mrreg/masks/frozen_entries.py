@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mrreg.distributed.sharding import local
-from mrreg.masks.masked_tensor import Workspace, as_bits, bits_dtype
+from mrreg.masks.masked_tensor import ReusableBuffer, as_bits, bits_dtype
 
 Group = dict[str, Any]
 State = MutableMapping[str, Any]
@@ -16,7 +16,7 @@ State = MutableMapping[str, Any]
 GRADIENT = "grad"
 
 
-def path_of(optimizer: torch.optim.Optimizer, group: Group) -> str:
+def update_source(optimizer: torch.optim.Optimizer, group: Group) -> str:
     """What a step is -lr times, to the bit: GRADIENT, or a buffer of the state; empty where it is more than that."""
     if type(optimizer) is not torch.optim.SGD or group.get("maximize") or group.get("fused"):
         return ""
@@ -25,7 +25,7 @@ def path_of(optimizer: torch.optim.Optimizer, group: Group) -> str:
     return "" if group.get("weight_decay") else GRADIENT
 
 
-def coasts(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+def is_static_without_grad(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     """Whether entries without gradient and momentum do not move by a bit: SGD with momentum."""
     more = group.get("weight_decay") or group.get("maximize") or group.get("fused")
     return type(optimizer) is torch.optim.SGD and not more
@@ -39,28 +39,30 @@ def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
             yield name, local(value)
 
 
-class Keeper:
+class FrozenEntries:
     """What a step must not do to one parameter: remembered before the step, undone after it."""
 
     def __init__(self) -> None:
         self._slow = torch.empty(0)
         self._drawn: object = None  # the cycle that `_slow` is of
-        self._work: defaultdict[str, Workspace] = defaultdict(Workspace)
+        self._work: defaultdict[str, ReusableBuffer] = defaultdict(ReusableBuffer)
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
         self._zeroed: list[tuple[str, Tensor, Tensor]] | None = None  # state whose slow entries are at zero, and those
         self._path = ""  # what a joint step moves along, where that is all it does
         self._group: Group = {}  # with the lr of that step
-        self._spare = Workspace()
+        self._spare = ReusableBuffer()
 
-    def hold(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, coasts: bool) -> None:
+    def snapshot(
+        self, parameter: Tensor, state: State, bits: Tensor, drawn: object, is_static_without_grad: bool
+    ) -> None:
         """Before a masked step: remember the slow entries of the parameter and of its state."""
-        self._boost, self._zeroed = None, [] if coasts else None
+        self._boost, self._zeroed = None, [] if is_static_without_grad else None
         self._read(bits, drawn)
         for name, value in _shaped(parameter, state):
             if self._zeroed is not None and not name:
                 continue  # without gradient and momentum it does not move
-            saved = self._work[name].like(value)
+            saved = self._work[name].empty_like(value)
             torch.bitwise_and(as_bits(value), _fit(self._slow, value), out=as_bits(saved))
             if self._zeroed is None:
                 self._saved[name] = saved
@@ -68,7 +70,7 @@ class Keeper:
                 as_bits(value).bitwise_and_(_fit(bits, value))
                 self._zeroed.append((name, value, saved))
 
-    def push(
+    def prepare_boost(
         self,
         parameter: Tensor,
         bits: Tensor,
@@ -76,20 +78,20 @@ class Keeper:
         boost: float,
         path: str,
         group: Group,
-        spare: Workspace,
+        spare: ReusableBuffer,
     ) -> None:
         """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
 
-        Where the step is along what `path` names (see `path_of`), nothing need be remembered, and memory of the
+        Where the step is along what `path` names (see `update_source`), nothing need be remembered, and memory of the
         parameter's size that is free after the step will do.
         """
         self._boost, self._path, self._group, self._zeroed, self._spare = boost, path, group, None, spare
         if not path:
             self._read(bits, drawn)
             here = local(parameter)
-            self._saved[""] = self._work[""].like(here).copy_(here)
+            self._saved[""] = self._work[""].empty_like(here).copy_(here)
 
-    def release(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
+    def restore(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
         """After the step: put the slow entries back, or scale what they moved."""
         here = local(parameter)
         if self._boost is not None and self._path:
@@ -104,22 +106,24 @@ class Keeper:
             here.sub_(moved, alpha=self._boost - 1)
             return
         if self._zeroed is not None:
-            self.give_back()
+            self.rollback()
             return
         for name, value in _shaped(parameter, state):
             if name in self._saved:  # a select in one pass: bits are -1 and 0
                 saved, here = as_bits(self._saved.pop(name)), as_bits(value)
                 torch.addcmul(saved, here, _fit(bits, value), value=-1, out=here)
-            elif decayed or reached(parameter, bits):  # new state, that weight decay or a late gradient has entered
+            elif decayed or has_slow_grad(
+                parameter, bits
+            ):  # new state, that weight decay or a late gradient has entered
                 as_bits(value).bitwise_and_(_fit(bits, value))
 
-    def give_back(self) -> None:
+    def rollback(self) -> None:
         """Put slow entries of the state back where they were set to zero, also after a step that never ended."""
         while self._zeroed:
             _name, value, saved = self._zeroed.pop()
             as_bits(value).bitwise_or_(as_bits(saved))
 
-    def whole(self) -> dict[str, Tensor]:
+    def unmasked_state(self) -> dict[str, Tensor]:
         """State as it is once slow entries are back, where they are at zero now."""
         return {
             name: as_bits(value).bitwise_or(as_bits(saved)).view(value.dtype)
@@ -130,19 +134,19 @@ class Keeper:
         """Keep the bits of the slow entries from step to step; forget a step that never ended."""
         if drawn != self._drawn:
             self._slow = torch.empty(0)  # gives its memory back
-            self._slow = torch.bitwise_not(bits, out=self._work["slow bits"].like(bits))
+            self._slow = torch.bitwise_not(bits, out=self._work["slow bits"].empty_like(bits))
             self._drawn = drawn
         self._saved.clear()
 
 
-def _push_slow(parameter: Tensor, along: Tensor, bits: Tensor, step_size: float, spare: Workspace) -> None:
+def _push_slow(parameter: Tensor, along: Tensor, bits: Tensor, step_size: float, spare: ReusableBuffer) -> None:
     """Move the slow entries further."""
-    slow = spare.like(along)
+    slow = spare.empty_like(along)
     torch.addcmul(as_bits(along), as_bits(along), bits, out=as_bits(slow))  # a select in one pass: bits are -1 and 0
     parameter.sub_(slow, alpha=step_size)
 
 
-def reached(parameter: Tensor, bits: Tensor) -> bool:
+def has_slow_grad(parameter: Tensor, bits: Tensor) -> bool:
     """Whether slow entries have a gradient: one that a closure or a hook made during the step."""
     grad = parameter.grad
     return grad is not None and bool(as_bits(local(grad)).bitwise_and(torch.bitwise_not(bits)).any())

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mrreg.distributed.sharding import is_sharded, local
-from mrreg.errors import wrong_moment
-from mrreg.masks.masked_tensor import Substitute, as_bits, bits_dtype, fill
+from mrreg.errors import invalid_state
+from mrreg.masks.masked_tensor import MaskBuffers, as_bits, bits_dtype, masked_into
 
 
-class Lent(NamedTuple):
+class MaskedGradient(NamedTuple):
     """A parameter whose gradient is a masked copy for the time of a step."""
 
     parameter: Tensor
@@ -25,10 +25,10 @@ class Lent(NamedTuple):
 
     def give_back(self) -> None:
         """Put the gradient back, unless another one has been set, with what somebody else wrote into the copy."""
-        if self.parameter.grad is self.copy and (_version(self.copy) == self.version or self.take_over()):
+        if self.parameter.grad is self.copy and (_version(self.copy) == self.version or self.write_back()):
             self.parameter.grad = self.gradient
 
-    def take_over(self) -> bool:
+    def write_back(self) -> bool:
         """Let the gradient have what the copy has, if it can be written to."""
         try:
             with torch.no_grad():
@@ -42,24 +42,24 @@ def _version(value: Tensor) -> int:
     return 0 if value.is_inference() else value._version
 
 
-def mask_gradient(parameter: Tensor, bits: Tensor, own: Substitute) -> Lent | None:
+def mask_gradient(parameter: Tensor, bits: Tensor, own: MaskBuffers) -> MaskedGradient | None:
     """Set the slow entries of a gradient to zero: in place where it is autograd's, else in a copy."""
     grad = parameter.grad
     if grad is None:
         return None
     if grad.layout is not torch.strided:
         problem = f"a masked weight {tuple(parameter.shape)} has a sparse gradient"
-        raise wrong_moment("attach", problem, "Single entries of it cannot be held: make it dense.")
-    if _holders(grad, own) == NOBODY or is_sharded(grad):
+        raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
+    if _holders(grad, own) == EXCLUSIVE or is_sharded(grad):
         here = as_bits(local(grad))
         here.bitwise_and_(bits if bits.dtype == here.dtype else bits.to(here.dtype))
         return None
-    copy = fill(own.gradients, grad.detach(), bits.to(bits_dtype(grad)), 1.0)
+    copy = masked_into(own.gradients, grad.detach(), bits.to(bits_dtype(grad)), 1.0)
     parameter.grad = copy
-    return Lent(parameter, grad, copy, _version(copy))
+    return MaskedGradient(parameter, grad, copy, _version(copy))
 
 
-def _holders(grad: Tensor, own: Substitute) -> tuple[int, int, int, bool]:
+def _holders(grad: Tensor, own: MaskBuffers) -> tuple[int, int, int, bool]:
     """Who holds a gradient, in torch and in Python, and its memory, apart from our own; and whether that is torch's.
 
     What a user has handed over has a name, or is a neighbour's too, or a part of something, or NumPy's.
@@ -74,7 +74,7 @@ def _held_by_its_parameter_alone() -> tuple[int, int, int, bool]:
     parameter = torch.zeros(1, device="cpu", requires_grad=True)
     parameter.grad = torch.zeros(1, device="cpu")
     grad = parameter.grad
-    return _holders(grad, Substitute())
+    return _holders(grad, MaskBuffers())
 
 
-NOBODY = _held_by_its_parameter_alone()  # not at the first step: a debugger may hold more
+EXCLUSIVE = _held_by_its_parameter_alone()  # not at the first step: a debugger may hold more

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mrreg.distributed.sharding import cut, is_sharded, window
-from mrreg.masks.masked_tensor import Workspace, bits_dtype
+from mrreg.masks.masked_tensor import ReusableBuffer, bits_dtype
 
 HALF = 1 << 30  # hash values lie in [-HALF, HALF)
 BLOCK = 1 << 20  # entries that are drawn at once
@@ -145,7 +145,7 @@ def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
     return bits
 
 
-def draw_bits(value: Tensor, key: Key, p: float, memory: Workspace | None = None) -> Tensor:
+def draw_bits(value: Tensor, key: Key, p: float, memory: ReusableBuffer | None = None) -> Tensor:
     """Bits of the local entries of a tensor, drawn one by one; with memory, also such as nobody may write to."""
     dtype = bits_dtype(value)
     if memory is not None and (ready := ready_bits(value, key, p, dtype)) is not None:

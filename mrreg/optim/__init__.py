@@ -5,7 +5,6 @@ from mrreg.optim.bn_statistics import batch_norm
 from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
-from mrreg.optim.period_scheduler import PeriodScheduler
 from mrreg.optim.sgd import MultirateSGD
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "Multirate",
     "MultirateAdamW",
     "MultirateSGD",
-    "PeriodScheduler",
     "batch_norm",
     "biases",
     "split",

@@ -5,15 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-from mrreg.optim.drift import DIRECTION, Copies, Group, State, has_buffer
+from mrreg.optim.drift import DIRECTION, Group, State, has_buffer
 
 Step = Callable[[Optimizer], object]
-Prepare = Callable[[], Copies | None]
-
-PORTION = 1 << 18  # entries
+Prepare = Callable[[], object]
 
 # What torch leaves out of copies too: hooks, and the step that a scheduler wrapped.
 LEFT = ("step", "_zero_grad_profile_name")
@@ -23,66 +20,20 @@ def call(base: Optimizer, step: Step, groups: list[Group], prepare: Prepare = la
     """Let a base take its step on some of its groups.
 
     The step is one from under torch's wrapper, which would fire global hooks once more and record a second profile.
-    `prepare` is called after the base's own hooks, which may change gradients. If it returns copies, the step is
-    gradient descent, and makes them.
+    `prepare` is called after the base's own hooks, which may change gradients.
     """
     whole = base.param_groups
     base.param_groups = groups
     try:
         for before in base._optimizer_step_pre_hooks.values():
             before(base, (), {})
-        copies = prepare()
-        if copies is not None:
-            _descend(groups, copies)
-        else:
-            step(base)
+        prepare()
+        step(base)
         for after in base._optimizer_step_post_hooks.values():
             after(base, (), {})
     finally:
         base.param_groups = whole
     base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
-
-
-def is_plain(base: Optimizer, groups: list[Group]) -> bool:
-    """Whether groups of `SGD` ask for gradient descent and nothing else; torch's way to it is longer than that."""
-    if type(base) is not torch.optim.SGD:
-        return False
-    for group in groups:  # no generators: this runs at every step
-        if group["momentum"] or group["weight_decay"] or group["maximize"] or group["fused"]:
-            return False
-        if isinstance(group["lr"], Tensor):
-            return False
-        for p in group["params"]:
-            grad = p.grad
-            if grad is not None and not (type(grad) is Tensor and grad.layout is torch.strided):
-                return False
-    return True
-
-
-def _descend(groups: list[Group], copies: Copies) -> None:
-    """Gradient descent with the bits of torch's `SGD`; what is copied is used while it is in the cache."""
-    for group in groups:
-        params = [p for p in group["params"] if p.grad is not None]
-        if not params:
-            continue
-        grads: list[Tensor] = [p.grad for p in params]
-        held, start = copies.get(id(group)), 0
-        for stop in [len(params)] if held is None else _stops(params):
-            if held is not None:
-                torch._foreach_copy_(held[start:stop], grads[start:stop])
-            torch._foreach_add_(params[start:stop], grads[start:stop], alpha=-group["lr"])
-            start = stop
-
-
-def _stops(params: list[Tensor]) -> list[int]:
-    """Where to cut a list of tensors so that each portion fits into a CPU's cache; at its end alone elsewhere."""
-    stops, entries = [], 0
-    for index, p in enumerate(params if params[0].device.type == "cpu" else ()):
-        entries += p.numel()
-        if entries > PORTION and index:
-            stops.append(index)
-            entries = p.numel()
-    return [*stops, len(params)]
 
 
 def create_state(base: Optimizer, step: Step, state: State, drift: bool) -> None:

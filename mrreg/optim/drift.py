@@ -6,7 +6,6 @@ without momentum, or with Nesterov's, has it in the gradient; for all others it 
 """
 
 from collections.abc import Callable, Iterable
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +22,6 @@ RESTING = "resting"  # set on a parameter that had no gradient at its last sync 
 Group = dict[str, Any]
 State = dict[Tensor, Any]
 Finish = Callable[[], list[Tensor]]
-Copies = dict[int, list[Tensor]]  # id of a group -> where its gradients are to be copied during the base's step
 
 
 class Held(NamedTuple):
@@ -32,7 +30,6 @@ class Held(NamedTuple):
     group: Group
     params: list[Tensor]  # those that move
     finish: Finish
-    course: "Course | None"  # of the cycle before, if it goes on
 
 
 def step_size(group: Group) -> float:
@@ -50,28 +47,14 @@ def key_of(base: torch.optim.Optimizer, states: Iterable[dict[str, Any]]) -> str
     return DIRECTION if type(base) not in BUFFERED or any(DIRECTION in own for own in states) else BUFFER
 
 
-def measure(
-    base: torch.optim.Optimizer,
-    group: Group,
-    params: list[Tensor],
-    state: State,
-    copies: Copies | None,
-    course: "Course | None",
-) -> Finish:
-    """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter.
-
-    Where the step is gradient descent, `copies` takes what that step then copies itself. `course` is that of the cycle
-    before, where the parameters and their states are the same.
-    """
+def measure(base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> Finish:
+    """Call before the base's step, and the result after it: the directions of that step, one tensor per parameter."""
     if not params:
         return list
     if has_buffer(base, group):
-        return list if course is not None else lambda: [state[p][BUFFER] for p in params]
-    known = [state.get(p, {}).get(DIRECTION) for p in params] if course is None else course.directions()
+        return lambda: [state[p][BUFFER] for p in params]
+    known = [state.get(p, {}).get(DIRECTION) for p in params]
     buffers = [torch.empty_like(p) if d is None else d for p, d in zip(params, known, strict=True)]
-    if copies is not None:
-        copies[id(group)] = buffers
-        return lambda: buffers
     if type(base) is torch.optim.SGD:
         return _force(group, params, buffers, state)
     return _displacement(group, params, buffers)
@@ -154,16 +137,6 @@ class Course:
         """Whether the states are still those of the optimizer; the user may have emptied or replaced them."""
         same = not self._params or state.get(self._params[0]) is self._states[0]
         return same and all(own.get(self._key) is not None for own in self._states)
-
-    def goes_on(self, base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> bool:
-        """Whether after another sync step, with gradients for these parameters, the course would be made the same.
-
-        Only torch's SGD and its kind are known to leave the state of a parameter where it is.
-        """
-        if type(base) not in BUFFERED or self._key != (BUFFER if has_buffer(base, group) else DIRECTION):
-            return False
-        same = len(params) == len(self._params) and all(map(is_, params, self._params))
-        return same and all(map(is_, map(state.get, params), self._states)) and self.fits(state)
 
     def directions(self) -> list[Tensor]:
         """One for each parameter."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from mrreg.errors import bad, number, whole
+from mrreg.errors import check_int, check_number, invalid_argument
 from mrreg.optim.param_groups import Choice, split
 
 Group = dict[str, Any]
@@ -18,25 +18,29 @@ def make_groups(
     where: str, params: ParamsT, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
 ) -> list[Group]:
     """The groups with a period each: those of `fast` have 1, those marked slow have k."""
-    k = whole(where, "k", k)
+    k = check_int(where, "k", k)
     slow_lr = _rate(where, slow_lr)
     if isinstance(params, Tensor | Mapping | str | nn.Module) or not isinstance(params, Iterable):
-        raise bad(TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__)
+        raise invalid_argument(
+            TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__
+        )
     items: list[Any] = list(params)
     if not items:
-        raise bad(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
+        raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
     groups: list[Group] = (
         [checked(where, item) for item in items] if items and isinstance(items[0], Mapping) else [{"params": items}]
     )
     if fast is not None:
         if any(group.get("period") is not None for group in groups):
             rule = "left out where groups have periods of their own"
-            raise bad(ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`.")
+            raise invalid_argument(
+                ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`."
+            )
         groups = split(groups, fast=fast)
     for group in groups:
         if group.get("period", 1) is None:
             group["period"] = k
-        period = whole(where, "period", group.setdefault("period", 1))
+        period = check_int(where, "period", group.setdefault("period", 1))
         if period > 1:
             _set_lr(group, group.get("lr", lr), period, slow_lr)
     return groups
@@ -47,39 +51,39 @@ def _rate(where: str, slow_lr: object) -> Any:
     if not isinstance(slow_lr, str):
         return _number(where, "slow_lr", slow_lr)
     if slow_lr not in SLOW_LR:
-        raise bad(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
+        raise invalid_argument(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
     return slow_lr
 
 
 def _number(where: str, name: str, value: object, below: float = inf) -> Any:
     """A tensor with a number, or a float; torch's own checks let NaN, infinity, True and NumPy's numbers pass."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise bad(ValueError, where, name, "a number or a tensor with one", value)
+        raise invalid_argument(ValueError, where, name, "a number or a tensor with one", value)
     plain = value.item() if isinstance(value, Tensor) else value
     rule = "finite and at least 0" if below == inf else f"in [0, {below})"
-    checked = number(where, name, plain, rule, lambda x: 0 <= x < below)
+    checked = check_number(where, name, plain, rule, lambda x: 0 <= x < below)
     return value if isinstance(value, Tensor) else checked
 
 
 def _betas(where: str, name: str, value: object) -> tuple[Any, Any]:
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise bad(TypeError, where, name, "a pair of numbers", value)
+        raise invalid_argument(TypeError, where, name, "a pair of numbers", value)
     return _number(where, f"{name}[0]", value[0], below=1), _number(where, f"{name}[1]", value[1], below=1)
 
 
 def _finite(where: str, name: str, value: object) -> float:
-    return number(where, name, value, "finite", isfinite)
+    return check_number(where, name, value, "finite", isfinite)
 
 
 def _flag(where: str, name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise bad(TypeError, where, name, "True or False", value)
+        raise invalid_argument(TypeError, where, name, "True or False", value)
     return value
 
 
 def _choice(where: str, name: str, value: object) -> bool | None:
     if value is not None and not isinstance(value, bool):
-        raise bad(TypeError, where, name, "True, False or None", value)
+        raise invalid_argument(TypeError, where, name, "True, False or None", value)
     return value
 
 

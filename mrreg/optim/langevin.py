@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from mrreg.distributed.sharding import cut, is_sharded, local
-from mrreg.errors import bad, number, whole
+from mrreg.errors import check_int, check_number, invalid_argument
 
 NOT_NEGATIVE = "finite and at least 0"
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples repeat in no bit width before all values were used
@@ -193,18 +193,18 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     where = "LangevinSGD"
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise bad(ValueError, where, "lr", "a number or a tensor with one", lr)
-    checked_lr = number(where, "lr", lr.item() if isinstance(lr, Tensor) else lr, NOT_NEGATIVE, _not_negative)
+        raise invalid_argument(ValueError, where, "lr", "a number or a tensor with one", lr)
+    checked_lr = check_number(where, "lr", lr.item() if isinstance(lr, Tensor) else lr, NOT_NEGATIVE, _not_negative)
     for name in ("maximize", "foreach"):
         if not isinstance(options[name], bool) and (name == "maximize" or options[name] is not None):
-            raise bad(TypeError, where, name, "True or False", options[name])
+            raise invalid_argument(TypeError, where, name, "True or False", options[name])
     return options | {
         "lr": lr if isinstance(lr, Tensor) else checked_lr,
-        "momentum": number(where, "momentum", options["momentum"], "in [0, 1)", lambda x: 0 <= x < 1),
-        "temperature": number(where, "temperature", options["temperature"], NOT_NEGATIVE, _not_negative),
-        "weight_decay": number(where, "weight_decay", options["weight_decay"], NOT_NEGATIVE, _not_negative),
-        "noise_seed": whole(where, "seed", options["noise_seed"], 0),
-        "noise_steps": whole(where, "noise_steps", options["noise_steps"], 0),
+        "momentum": check_number(where, "momentum", options["momentum"], "in [0, 1)", lambda x: 0 <= x < 1),
+        "temperature": check_number(where, "temperature", options["temperature"], NOT_NEGATIVE, _not_negative),
+        "weight_decay": check_number(where, "weight_decay", options["weight_decay"], NOT_NEGATIVE, _not_negative),
+        "noise_seed": check_int(where, "seed", options["noise_seed"], 0),
+        "noise_steps": check_int(where, "noise_steps", options["noise_steps"], 0),
     }
 
 

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.checks import ParallelWatch
 from mrreg.distributed.sharding import local_all
-from mrreg.errors import NoEffectWarning, bad, wrong_moment
+from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
 from mrreg.optim.accumulation import Gathered, begin, gather
-from mrreg.optim.base_step import Step, call, copied, create_state, is_plain, plain_step, rebuilt
+from mrreg.optim.base_step import Step, call, copied, create_state, plain_step, rebuilt
 from mrreg.optim.diagnostics import GradientWatch, have_gradient
-from mrreg.optim.drift import Copies, Course, Group, Held, has_buffer, keep, measure, rest, step_size
+from mrreg.optim.drift import Course, Group, Held, has_buffer, keep, measure, rest, step_size
 from mrreg.optim.requires_grad import Flags, watch_others
 from mrreg.optim.state_validation import STATELESS, check_saved, of_bases
 from mrreg.optim.sync_clock import AT_START, is_at_rest, next_syncs, position
@@ -109,7 +109,7 @@ class Multirate(Optimizer):
         where = type(self).__name__
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
-            raise bad(TypeError, where, "drift", "True or False", drift)
+            raise invalid_argument(TypeError, where, "drift", "True or False", drift)
         plans = planned(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
@@ -193,7 +193,7 @@ class Multirate(Optimizer):
         """One step of all parts."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             problem = "a CUDA graph would repeat one step of a cycle for ever, and the clock would stand"
-            raise wrong_moment(f"{type(self).__name__}.step", problem, "Capture the model and not the optimizer.")
+            raise invalid_state(f"{type(self).__name__}.step", problem, "Capture the model and not the optimizer.")
         now = self.param_groups[0]["clock"]
         due = [group for group in self.param_groups if group["next_sync"] == now]
         self._check_periods()
@@ -222,38 +222,30 @@ class Multirate(Optimizer):
         gathered = [Gathered(g, self.state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
         held: list[Held] = []
 
-        def prepare() -> Copies | None:
-            copies: Copies | None = {} if is_plain(base, groups) else None
-            held.extend(self._measured(base, group, copies) for group in groups if ends[id(group)] > now + 1)
-            return copies
+        def prepare() -> None:
+            held.extend(self._measured(base, group) for group in groups if ends[id(group)] > now + 1)
 
         try:
             call(base, step, groups, prepare)
         finally:
             for each in gathered:
                 each.give_back()
-        for group, params, finish, course in held:
-            if course is not None:
-                finish()
-                self._courses[id(group)] = course
-            elif self._drift:
+        for group, params, finish in held:
+            if self._drift:
                 shared = has_buffer(base, group)
                 self._courses[id(group)] = keep(params, finish(), shared, self.state)
             elif params:
                 rest_of_cycle = (now + 1 - ends[id(group)]) * step_size(group)
                 torch._foreach_add_(local_all(params), local_all(finish()), alpha=rest_of_cycle)
 
-    def _measured(self, base: Optimizer, group: Group, copies: Copies | None) -> Held:
+    def _measured(self, base: Optimizer, group: Group) -> Held:
         """Before the step of a base, what will tell the directions of a group after it."""
         params = [p for p in group["params"] if p.grad is not None]
-        course = self._courses.pop(id(group), None)
         if self._drift:
             group["moving"] = len(params)
             if len(params) < len(group["params"]):
                 rest([p for p in group["params"] if p.grad is None], self.state)
-        if course is not None and not course.goes_on(base, group, params, self.state):
-            course = None
-        return Held(group, params, measure(base, group, params, self.state, copies, course), course)
+        return Held(group, params, measure(base, group, params, self.state))
 
     def _between(self, base: Optimizer, group: Group) -> None:
         """A step between two sync steps of a group."""
@@ -311,7 +303,7 @@ class Multirate(Optimizer):
         if "_bases" in self.__dict__:
             problem = "the parts are fixed at construction"
             remedy = "Put parameters that train later into a part from the start, with requires_grad=False."
-            raise wrong_moment(f"{type(self).__name__}.add_param_group", problem, remedy)
+            raise invalid_state(f"{type(self).__name__}.add_param_group", problem, remedy)
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -335,7 +327,9 @@ class Multirate(Optimizer):
         """
         where = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state_dict, dict):
-            raise bad(TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__)
+            raise invalid_argument(
+                TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__
+            )
 
         def check(_: Optimizer, saved: dict[str, Any]) -> None:
             check_saved(where, self._bases, saved)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mrreg.errors import bad, some, whole
+from mrreg.errors import check_int, invalid_argument, quoted
 from mrreg.optim.accumulation import GATHERED
 from mrreg.optim.base_step import Step, copied, rebuilt
 from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, RESTING, Group, key_of
@@ -34,7 +34,9 @@ def check_saved(where: str, bases: list[tuple[Optimizer, Step]], saved: dict[str
     theirs = _known(where, saved)
     count = sum(len(base.param_groups) for base, _ in bases)
     if len(theirs) != count:
-        raise bad(ValueError, where, "state_dict", f"saved with {count} parameter groups", len(theirs), REBUILD)
+        raise invalid_argument(
+            ValueError, where, "state_dict", f"saved with {count} parameter groups", len(theirs), REBUILD
+        )
     _check_keys(where, saved)
     remaining = iter(enumerate(theirs))
     merged: list[Group] = []
@@ -56,13 +58,13 @@ def _known(where: str, saved: Any) -> list[Group]:
     rule = "the state_dict() of an optimizer"
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(saved.get(key), kind):
-            raise bad(ValueError, where, "state_dict", rule, f"nothing usable under {key!r}")
+            raise invalid_argument(ValueError, where, "state_dict", rule, f"nothing usable under {key!r}")
     for group in saved["param_groups"]:
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
-            raise bad(ValueError, where, "state_dict", rule, "a parameter group without 'params'")
+            raise invalid_argument(ValueError, where, "state_dict", rule, "a parameter group without 'params'")
     for own in saved["state"].values():
         if not isinstance(own, Mapping):
-            raise bad(ValueError, where, "state_dict", rule, f"{own!r} as the state of a parameter")
+            raise invalid_argument(ValueError, where, "state_dict", rule, f"{own!r} as the state of a parameter")
     groups: list[Group] = saved["param_groups"]
     return groups
 
@@ -73,7 +75,9 @@ def _check_keys(where: str, saved: dict[str, Any]) -> None:
     plain = all(isinstance(key, int | str) for key in known)
     if not plain or any(isinstance(key, int) and key not in known for key in saved["state"]):
         rule = "saved with the state of its own parameters"
-        raise bad(ValueError, where, "state_dict", rule, f"that of {some(map(str, saved['state']))} for {known}")
+        raise invalid_argument(
+            ValueError, where, "state_dict", rule, f"that of {quoted(map(str, saved['state']))} for {known}"
+        )
 
 
 def _own(state: Any) -> dict[str, Any]:
@@ -85,21 +89,27 @@ def _checked(where: str, argument: str, mine: Group, their: Group) -> Group:
     """A group as it would be after loading: with as many parameters, period and kinds of options as at construction."""
     counts = len(mine["params"]), len(their["params"])
     if counts[0] != counts[1]:
-        raise bad(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
+        raise invalid_argument(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
     for key, least in WHOLE.items():
         if key in their:
-            whole(where, f"{argument}[{key!r}]", their[key], least)
+            check_int(where, f"{argument}[{key!r}]", their[key], least)
     period = their.get("initial_period", their.get("period", 1))
     if period != mine["initial_period"]:
         remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
-        raise bad(ValueError, where, argument, f"saved with period {mine['initial_period']}", period, remedy)
+        raise invalid_argument(
+            ValueError, where, argument, f"saved with period {mine['initial_period']}", period, remedy
+        )
     for key in mine.keys() & their.keys() - {"params", "param_names"}:
         if not _is_alike(mine[key], their[key]):
-            raise bad(TypeError, where, f"{argument}[{key!r}]", f"something like {mine[key]!r}", their[key])
+            raise invalid_argument(
+                TypeError, where, f"{argument}[{key!r}]", f"something like {mine[key]!r}", their[key]
+            )
     if their.get("gradient", "sync") not in GRADIENTS:
-        raise bad(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", their["gradient"])
+        raise invalid_argument(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", their["gradient"])
     if their.get("drift", mine["drift"]) is not mine["drift"]:
-        raise bad(ValueError, where, argument, f"saved with drift={mine['drift']}", their["drift"], REBUILD)
+        raise invalid_argument(
+            ValueError, where, argument, f"saved with drift={mine['drift']}", their["drift"], REBUILD
+        )
     ours = {key: mine[key] for key in ("period", "initial_period", "gradient", "drift")}
     return {**AT_START, **ours, **their, "params": mine["params"]}
 
@@ -121,12 +131,12 @@ def _check_clock(where: str, groups: list[Group]) -> None:
     """One clock, which lies between the last and the next sync step of every group, and periods that fit."""
     clocks = [group["clock"] for group in groups]
     if clocks.count(clocks[0]) < len(clocks):
-        raise bad(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
+        raise invalid_argument(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
     for i, group in enumerate(groups):
         argument = f"state_dict['param_groups'][{i}]"
         if not group["last_sync"] < group["clock"] <= group["next_sync"]:
             found = {key: group[key] for key in AT_START}
-            raise bad(ValueError, where, argument, "saved between its last and its next sync step", found)
+            raise invalid_argument(ValueError, where, argument, "saved between its last and its next sync step", found)
     check_periods(where, groups)
 
 
@@ -146,7 +156,7 @@ def _check_shape(where: str, argument: str, key: str, value: object, p: Tensor) 
     """One entry of the state of a parameter, which must have its shape."""
     if getattr(value, "shape", None) != p.shape:
         found = tuple(value.shape) if isinstance(value, Tensor) else value
-        raise bad(
+        raise invalid_argument(
             ValueError, where, argument, f"saved with {key} of shape {tuple(p.shape)}", found, "The model differs."
         )
 
@@ -158,7 +168,9 @@ def _check_complete(where: str, argument: str, moving: int, found: int) -> None:
             "torch's set_state_dict drops the state of parameters that do not require gradients at that moment: load "
             "into a newly built optimizer, or call close() on this one first."
         )
-        raise bad(ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy)
+        raise invalid_argument(
+            ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy
+        )
 
 
 def of_bases(state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
@@ -179,18 +191,22 @@ def _rehearse(
         rebuilt(kind, {**attributes, "state": state, "param_groups": given})
         wanted = [_first_state(kind, step, group) for group in given]
     except Exception as error:
-        raise bad(ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", OTHER) from error
+        raise invalid_argument(
+            ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", OTHER
+        ) from error
     for i, (mine, new, expected, owns) in enumerate(zip(base.param_groups, given, wanted, states, strict=True), first):
         if lacking := [key for key in base.defaults if key in mine and key not in new]:
-            raise bad(ValueError, where, "state_dict", rule, f"groups without {some(lacking)}", OTHER)
+            raise invalid_argument(ValueError, where, "state_dict", rule, f"groups without {quoted(lacking)}", OTHER)
         for p, own in zip(new["params"], owns, strict=True):
             if (found := set(own).difference(OURS)) and (lacking := list(expected.keys() - found)):
-                raise bad(ValueError, where, "state_dict", rule, f"{some(found)} without {some(lacking)}", OTHER)
+                raise invalid_argument(
+                    ValueError, where, "state_dict", rule, f"{quoted(found)} without {quoted(lacking)}", OTHER
+                )
             for key, shaped in expected.items() if found else ():
                 if shaped:
                     _check_shape(where, f"state_dict['param_groups'][{i}]", key, own[key], p)
                 elif not _is_alike(0.0, own[key]) or not float(own[key]) >= 0:
-                    raise bad(
+                    raise invalid_argument(
                         ValueError, where, "state_dict", f"saved with a number, at least 0, as {key}", own[key], OTHER
                     )
 

@@ -11,7 +11,7 @@ from distributed.all_checks import CHECKS
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the two ranks have left what went wrong."""
-    folder = tmp_path_factory.mktemp("distributed.launcher")
+    folder = tmp_path_factory.mktemp("ranks")
     ranks.run("distributed.all_checks", folder)
     return folder
 

@@ -50,6 +50,24 @@ def langevin(model: Any) -> Optimizer:
     return mrreg.Multirate(parts)
 
 
+class LongerPeriods:
+    """A schedule of k in a user's loop: period 2 for five steps, then 4."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.group, self.steps = optimizer.param_groups[1], -1
+        self.step()
+
+    def step(self) -> None:
+        self.steps += 1
+        self.group["period"] = 2 if self.steps < 5 else 4
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, saved: dict[str, int]) -> None:
+        self.steps = saved["steps"]
+
+
 class Run:
     """One training: a model, its optimizer, and what else has to be saved."""
 
@@ -61,7 +79,7 @@ class Run:
         if any(isinstance(m, mrreg.MultirateMask) for m in self.model.modules()):
             mrreg.attach(self.optimizer, self.model, seed=17)
         if name == "periods":
-            self.parts["periods"] = mrreg.PeriodScheduler(self.optimizer, lambda epoch: 2 if epoch < 5 else 4)
+            self.parts["periods"] = LongerPeriods(self.optimizer)
         self.parts["lr"] = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.95)
 
     def train(self, steps: Iterable[int]) -> None:

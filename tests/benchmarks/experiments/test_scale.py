@@ -25,7 +25,7 @@ def group() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("distributed.launcher", "size", "latency", "bandwidth", "seconds"),
+    ("ranks", "size", "latency", "bandwidth", "seconds"),
     [
         (2, 1e9, 0.0, 1e9, 1.0),  # each rank sends half of it twice
         (4, 1e9, 0.0, 1e9, 1.5),

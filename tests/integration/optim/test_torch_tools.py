@@ -204,21 +204,6 @@ def test_a_slow_part_drifts_along_the_gradient_that_a_hook_of_its_base_left(opti
     assert same(*nets)
 
 
-@pytest.mark.parametrize("sizes", [(3,), (0, 300_000, 2), (200_000, 100_000, 5, 262_144, 262_145)])
-def test_descent_in_portions_is_the_whole(sizes: tuple[int, ...]) -> None:
-    ours, theirs = ([torch.nn.Parameter(torch.randn(n)) for n in (*sizes, 2)] for _ in range(2))
-    for a, b in zip(ours, theirs, strict=True):
-        b.data.copy_(a)
-        a.grad = torch.randn_like(a)
-        b.grad = a.grad.clone()
-    optimizer = mrreg.MultirateSGD(ours, lr=0.1, k=3, fast=ours[-1:])
-    plain = torch.optim.SGD(theirs, lr=0.1)
-    for _ in range(3):  # the gradients stay, so drift is descent
-        optimizer.step()
-        plain.step()
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
 def test_a_closure_runs_once_per_step_and_its_loss_comes_back() -> None:
     net, twin = network(), network()
     optimizer, plain = sgd(net), sgd(twin)

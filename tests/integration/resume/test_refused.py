@@ -270,7 +270,7 @@ def test_attach_refuses_what_loading_would_and_starts_nothing() -> None:
     second.param_groups[0] |= {"mask_clock": -1, "mask_k": 3, "mask_seed": 0}
     with pytest.raises(ValueError, match="attach: mask_clock must be a whole number, at least 0, got -1"):
         mrreg.attach([first, second], model)
-    assert not any(mask._driven for mask in mask_cases.masks(model))
+    assert not any(mask._attached for mask in mask_cases.masks(model))
     del second.param_groups[0]["mask_clock"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)
@@ -302,13 +302,3 @@ def goes_on(model: nn.Sequential, optimizer: torch.optim.Optimizer, groups: int 
     mask_cases.train(model, optimizer, range(4, 9))
     mask_cases.train(twin, other, range(4, 9))
     assert mask_cases.same_bits(model, twin)
-
-
-@pytest.mark.parametrize("saved", [{}, {"last_epoch": "1"}, {"last_epoch": -1}, "x"])
-def test_period_scheduler(saved: Any) -> None:
-    optimizer = sgd(network())
-    scheduler = mrreg.PeriodScheduler(optimizer, lambda epoch: 3 + 3 * epoch)
-    scheduler.step()
-    with pytest.raises((ValueError, TypeError), match=r"PeriodScheduler.load_state_dict: (state_dict|last_epoch) must"):
-        scheduler.load_state_dict(saved)
-    assert (scheduler.last_epoch, scheduler.get_last_period()) == (1, [1, 6])

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the trainers, about themselves
     pytest.mark.filterwarnings("error::mrreg.errors.NoEffectWarning"),
 ]
-NAMES = [name for name in CASES if name != "periods"]  # a PeriodScheduler is no learning rate scheduler
+NAMES = [name for name in CASES if name != "periods"]  # trainers save no schedule of k
 END = 20
 
 

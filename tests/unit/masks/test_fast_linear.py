@@ -11,7 +11,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import mrreg
 from mrreg import MultirateMask
 from mrreg.masks import fast_linear as linear
-from mrreg.masks.masked_tensor import Substitute
+from mrreg.masks.masked_tensor import MaskBuffers
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -70,13 +70,13 @@ def test_the_gradient_lies_where_the_masked_weight_was() -> None:
     mask, optimizer = _masked()
     addresses = set()
     for _ in range(7):
-        masked = mask._on
+        masked = mask._masking
         mask(torch.randn(4, 6)).sum().backward()
         if masked:
             addresses.add(mask.weight.grad.data_ptr())
         optimizer.step()
         optimizer.zero_grad()
-    assert addresses == {mask._own["weight"].values._own.data_ptr()}
+    assert addresses == {mask._mask_buffers["weight"].values._own.data_ptr()}
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradient_again() -> None:
@@ -107,7 +107,7 @@ def test_derivatives_of_first_and_second_order() -> None:
     bias = torch.randn(2, dtype=torch.double, requires_grad=True)
 
     def call(weight: Tensor, bias: Tensor) -> Tensor:
-        return linear.linear(x, weight, bias, bits, 2.0, Substitute()).sin()
+        return linear.linear(x, weight, bias, bits, 2.0, MaskBuffers()).sin()
 
     assert gradcheck(call, (weight, bias), check_batched_grad=True)
     assert gradgradcheck(call, (weight, bias))

@@ -69,16 +69,3 @@ def test_looking_everything_up_at_every_step_gives_the_same_bits(momentum: float
     short, full = (_trained(momentum, change, forget) for forget in (False, True))
     assert len(short) == len(full)
     assert all(map(torch.equal, short, full))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_look_ups_are_kept_where_nothing_has_changed(momentum: float) -> None:
-    params = [torch.nn.Parameter(torch.randn(4)) for _ in range(3)]
-    optimizer = mrreg.MultirateSGD(params, lr=0.1, k=K, fast=params[2:], momentum=momentum)
-    courses: list[object] = []
-    for _ in range(3 * K):
-        for p in params:
-            p.grad = torch.randn(4)
-        optimizer.step()
-        courses += optimizer._courses.values()
-    assert len(set(map(id, courses))) == 1
