@@ -1,0 +1,86 @@
+"""Multi-head attention whose number of heads is that of its weights, not of the embedding."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def attend(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what the module's own forward returns, to rounding, with as many heads as its weights have.
+
+    torch's forward takes the width of a head to be the embedding's over `num_heads`, so it cannot run with some heads
+    left out. Arguments and results are those of `torch.nn.MultiheadAttention`.
+    """
+    batched, first = query.dim() == 3, module.batch_first and query.dim() == 3
+    streams = [query, key, value]
+    if not batched:
+        streams = [x.unsqueeze(0) for x in streams]
+    elif not first:
+        streams = [x.transpose(0, 1) for x in streams]
+    q, k, v = (_split(x, module.head_dim) for x in _project(module, streams))  # (batch, heads, length, head_dim)
+    added = 0
+    if module.bias_k is not None and module.bias_v is not None:
+        shape = (k.shape[0], -1, 1, module.head_dim)
+        k = torch.cat([k, module.bias_k.view(1, -1, 1, module.head_dim).expand(shape)], 2)
+        v = torch.cat([v, module.bias_v.view(1, -1, 1, module.head_dim).expand(shape)], 2)
+        added += 1
+    if module.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        added += 1
+    causal = is_causal and key_padding_mask is None and not need_weights and not added
+    mask = None if causal else _mask(attn_mask, key_padding_mask, q, added)
+    dropout = module.dropout if module.training else 0.0
+    weights = None
+    if need_weights:
+        scores = q @ k.transpose(-2, -1) * module.head_dim**-0.5
+        weights = F.dropout(F.softmax(scores if mask is None else scores + mask, -1), dropout)
+        out = weights @ v
+        weights = weights.mean(1) if average_attn_weights else weights
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, mask, dropout, causal)
+    out = F.linear(out.transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
+    if not batched:
+        return out.squeeze(0), None if weights is None else weights.squeeze(0)
+    return out if first else out.transpose(0, 1), weights
+
+
+def _project(module: nn.MultiheadAttention, streams: list[Tensor]) -> list[Tensor]:
+    """Queries, keys and values, (batch, length, heads times head_dim)."""
+    if module.in_proj_weight is not None and streams[0] is streams[1] is streams[2]:
+        return list(F.linear(streams[0], module.in_proj_weight, module.in_proj_bias).chunk(3, -1))
+    if module.in_proj_weight is not None:
+        weights: tuple[Tensor, ...] = module.in_proj_weight.chunk(3)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    biases = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    return [F.linear(x, weight, bias) for x, weight, bias in zip(streams, weights, biases, strict=True)]
+
+
+def _split(x: Tensor, head_dim: int) -> Tensor:
+    """(batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+
+
+def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, added: int) -> Tensor | None:
+    """Both masks as one that is added to the scores, with nothing masked in the `added` keys at the end."""
+    batch, heads = q.shape[:2]
+    masks = []
+    if attn_mask is not None:  # (length, keys) or (batch * heads, length, keys)
+        masks.append(attn_mask.view(batch, heads, *attn_mask.shape[-2:]) if attn_mask.dim() == 3 else attn_mask)
+    if padding is not None:  # (batch, keys), without batch (keys)
+        masks.append(padding.view(batch, 1, 1, -1))
+    floats = [
+        torch.zeros_like(each, dtype=q.dtype).masked_fill_(each, -torch.inf) if each.dtype == torch.bool else each
+        for each in masks
+    ]
+    return F.pad(sum(floats[1:], floats[0]), (0, added)) if floats else None
