@@ -25,7 +25,9 @@ class OverrideSearch:
         self._served: list[tuple[Key, ...]] = []
         self._failed: set[tuple[Key, ...]] = set()
 
-    def fewest(self, group: UnitGroup, trial: Callable[[Sequence[AttributeOverride]], str]) -> tuple[list[AttributeOverride], str]:
+    def fewest(
+        self, group: UnitGroup, trial: Callable[[Sequence[AttributeOverride]], str]
+    ) -> tuple[list[AttributeOverride], str]:
         """Return the overrides with which the trial finds no fault, or the fault that it finds without any."""
         reason = trial([])
         if not reason:
