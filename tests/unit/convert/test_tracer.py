@@ -99,7 +99,7 @@ class TestFunctions:
         model = Net(lambda m, x: x + F.dropout(m.drop(m.two(x)), 0.3), drop=nn.Dropout(0.1))
         _, report = swapped(model)
         assert report["3.drop"].masks == {"3.two": "output"}
-        assert "have a mask already" in report["3: dropout()"].reason
+        assert "have their mask from '3.drop'" in report["3: dropout()"].reason
 
     @pytest.mark.parametrize(
         "attend",
@@ -314,3 +314,15 @@ def test_the_model_itself_is_never_replaced() -> None:
         assert any(swap.replaced for swap in report.values())
     with pytest.warns(mrreg.NoEffectWarning, match="the model itself cannot be replaced in place"):
         mrreg.swap_dropout(nn.LSTM(6, 6, 2, dropout=0.5))
+
+
+@pytest.mark.slow
+def test_compiled_models_and_layers() -> None:
+    """Their forward is followed without compiling it; the module that a compiled one holds stays where it is."""
+    pair = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 6))
+    compiled: Any = torch.compile(pair)
+    _, report = mrreg.swap_dropout(compiled, example_inputs=X)
+    assert report["_orig_mod.2"].masks == {"_orig_mod.3": "input"}
+    compiled = torch.compile(nn.Linear(6, 6))
+    _, report = mrreg.swap_dropout(nn.Sequential(compiled, nn.Dropout(0.5), nn.Linear(6, 6)), example_inputs=X)
+    assert report["1"].masks == {"2": "input"}
