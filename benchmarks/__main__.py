@@ -92,8 +92,9 @@ def report_(
     chapters = report.chapters(shown, ITEMS)
     title = "Multirate training of neural networks: what it gains, what it costs, and the paper's numbers beside ours"
     intro = f"Made from {len(shown)} records by python -m benchmarks report."
+    pages = report.write(title, intro, shown, chapters, out, report.cards(shown))
     docs = docs or (DOCS if out == RESULTS else out)
-    for path in (*report.write(title, intro, shown, chapters, out), *report.write_docs(shown, chapters, docs)):
+    for path in (*pages, *report.write_docs(shown, chapters, docs)):
         print(path)
     if readme:
         report.fill_readme(README, shown)

@@ -157,10 +157,11 @@ class Outcome(Generic[M]):
         name: Of the method.
         method: With the options it had.
         options: Those that were tried or chosen.
+        setting: Of the comparison.
         budgets: Steps of the baseline.
         equal: As many steps of this method as fit into the seconds of each.
+        seconds: Of those, by the timing; empty where nobody's seconds are counted.
         relative: Seconds of a step on the way to the last of them, over the baseline's.
-        setting: Of the comparison.
         by_steps: The training to the budgets of steps.
         by_seconds: The training to the budgets of seconds; the same one unless it is scheduled.
     """
@@ -169,10 +170,11 @@ class Outcome(Generic[M]):
     name: str
     method: M
     options: Options
+    setting: Any
     budgets: tuple[int, ...]
     equal: tuple[int, ...]
+    seconds: tuple[float, ...]
     relative: float
-    setting: Any
     by_steps: Curve
     by_seconds: Curve
 

@@ -124,6 +124,7 @@ class Study(Generic[C, M]):
             f"{self.metric} by step": steps,
             f"{self.metric} by time": seconds,
             "step": list(outcome.budgets),
+            "seconds": list(outcome.seconds),
             **outcome.options,
         }
 
@@ -163,14 +164,14 @@ class _Execution(Generic[C, M]):
         method, options = self._method(task.name)
         trial = task.what == "trial"
         counted = comparison.costs is not None and not (trial and comparison.search and comparison.search.at == "steps")
-        equal, relative = self._equal(method) if counted else (comparison.budgets, 1.0)
+        equal, seconds, relative = self._equal(method) if counted else (comparison.budgets, (), 1.0)
         ends = {equal[-1]} if trial and not comparison.watched else {*comparison.budgets, *equal}
         if comparison.scheduled and equal != comparison.budgets and not trial:
             by_steps, by_seconds = (self._fit(method, at) for at in (comparison.budgets, equal))
         else:
             by_steps = by_seconds = self._fit(method, ends)
         outcome = Outcome(
-            task.what, task.name, method, options, comparison.budgets, equal, relative, comparison.setting,
+            task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
             by_steps, by_seconds,
         )  # fmt: skip
         return self.study.result(self.config, outcome) if self.study.result else self.study.default_result(outcome)
@@ -188,25 +189,26 @@ class _Execution(Generic[C, M]):
         assert not isinstance(method, type)
         return replace(method, **options), options
 
-    def _equal(self, method: M) -> tuple[tuple[int, ...], float]:
-        """Return as many steps as fit into the seconds of each budget, and what they cost, the baseline's being 1.
+    def _equal(self, method: M) -> tuple[tuple[int, ...], tuple[float, ...], float]:
+        """Return as many steps as fit into the seconds of each budget, their seconds, and those of one step.
 
-        A step belongs to a budget if at least half of it lies within; the first one always does.
+        A step belongs to a budget if at least half of it lies within; the first one always does. The seconds of one
+        step are the mean up to the last budget, over those of the baseline.
         """
         comparison, costs = self.task.comparison, self.task.comparison.costs
         assert costs is not None
-        seconds = self.context.record.results(costs.name)[0]
-
-        def step(number: int) -> float:
-            return float(seconds[costs.charge(self.task.name, method, number)])
-
+        measured = self.context.record.results(costs.name)[0]
+        baseline = measured[costs.baseline]
         spent, steps, found = 0.0, 0, []
         for budget in comparison.budgets:
-            end = budget * seconds[costs.baseline] * (1 + 1e-9)
-            while (after := spent + step(steps)) - step(steps) / 2 <= end or steps == 0:
-                spent, steps = after, steps + 1
-            found.append(steps)
-        return tuple(found), spent / steps / seconds[costs.baseline]
+            while True:
+                cost = float(measured[costs.charge(self.task.name, method, steps)])
+                if steps and spent + cost / 2 > budget * baseline * (1 + 1e-9):
+                    break
+                spent, steps = spent + cost, steps + 1
+            found.append((steps, spent))
+        equal, seconds = zip(*found, strict=True)
+        return equal, seconds, spent / steps / baseline
 
     def _fit(self, method: M, at: Collection[int]) -> Curve:
         comparison = self.task.comparison

@@ -101,7 +101,7 @@ HALF = "half fast, k = 5"
 MASKS = (
     Comparison("MNIST, 5,000 images, 784-800-10", UNIT_MASKS, "dropout", "mnist-small",
                (f"5000: {UNITS}", "5000: dropout")),
-    Comparison("a tenth of Penn Treebank, transformer", "masks by entry", "dropout", "ptb", ("masks", "dropout"),
+    Comparison("Penn Treebank (a tenth), transformer", "masks by entry", "dropout", "ptb", ("masks", "dropout"),
                "", "test loss at the minimum", "nats", 3, lower=True),
 )  # fmt: skip
 FINE_TUNING = (

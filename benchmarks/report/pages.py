@@ -165,12 +165,24 @@ def _ranges(numbers: Sequence[int]) -> str:
     )
 
 
-def write(title: str, intro: str, shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
+def cards(shown: Shown) -> list[highlights.ShownCard]:
+    """Return the cards that the records fill, in the colours of their chapters."""
+    return highlights.cards(_largest(shown), _looks(shown))
+
+
+def write(
+    title: str,
+    intro: str,
+    shown: Shown,
+    parts: Sequence[Chapter],
+    out: Path,
+    cards: Sequence[highlights.ShownCard] = (),
+) -> tuple[Path, Path]:
     """Write report.html and report.md: cards, the chapters, and at the end every record, shown in one or not."""
     judged = any(block.claims or block.compared for part in parts for block in part.blocks)
     given: dict[str, Any] = {"title": title, "intro": intro, "chapters": parts, "rule": judged and verdict.RULE}
     given |= {
-        "cards": highlights.cards(_largest(shown), _looks(shown)),
+        "cards": cards,
         "sources": [made_with(record) for record, _ in shown],
     }
     paths = out / "report.html", out / "report.md"

@@ -16,6 +16,12 @@ from benchmarks.report import pages as report
 from benchmarks.report import verdict
 from benchmarks.report.paper import ITEMS, Item
 
+TEXT = record(
+    "cpu", {"half fast, k = 5": [80.0, 81.0, 82.0], "lower half frozen": [79.0, 80.0, 81.1]}, benchmark="text-peers"
+)
+for run in TEXT.runs.values():
+    run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
+
 
 class Reader(HTMLParser):
     """Collects what a page refers to, and checks that tags are closed in order."""
@@ -65,6 +71,15 @@ def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
         assert "reproduced where our mean" in shown
         assert "1 contradicted" in re.sub("<[^>]+>", "", shown)
     assert "| k < 5 & \\| more |" in markdown.read_text()
+
+
+def test_cards_come_first_where_they_are_given(tmp_path: Path) -> None:
+    shown = [(TEXT, ())]
+    html, _ = report.write("Title", "", shown, report.chapters(shown, ITEMS), tmp_path, report.cards(shown))
+    text = html.read_text()
+    assert text.count('<article class="card">') == 1
+    assert text.index("later half fast against lower half frozen") < text.index('id="summary"')
+    assert '<span class="tag ahead">ahead</span> +1.0 points' in text
 
 
 def test_no_table_or_figure_of_the_paper_is_left_out(tmp_path: Path) -> None:
@@ -124,11 +139,6 @@ def test_what_was_not_run_has_a_row_that_says_why() -> None:
 
 
 README = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
-TEXT = record(
-    "cpu", {"half fast, k = 5": [80.0, 81.0, 82.0], "lower half frozen": [79.0, 80.0, 81.1]}, benchmark="text-peers"
-)
-for run in TEXT.runs.values():
-    run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
 
 
 def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -137,7 +147,7 @@ def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     report.fill_readme(readme, [(TEXT, ())])
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
-    assert once.endswith(f".\n{report.END}\n\nAfter.\n")
+    assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
     assert "| later half fast | lower half frozen | ahead: +1.0 points (+0.8 to +1.1) |" in once
     assert "\nold\n" not in once
     report.fill_readme(readme, [(TEXT, ())])
