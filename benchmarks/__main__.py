@@ -17,6 +17,7 @@ from benchmarks.report.paper import ITEMS
 RESULTS = Path(__file__).parent / "results"
 SMOKE = Path("runs")
 README = Path(__file__).parent.parent / "README.md"
+DOCS = README.parent / "docs"
 
 Preset = Annotated[str, typer.Option(help="Which configuration: smoke, cpu, gpu or paper.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with real data; default MRREG_DATA, else a download.")]
@@ -56,7 +57,7 @@ def all_(
     seeds: Seeds = None,
     out: Out = None,
 ) -> None:
-    """Run every benchmark, most wanted first, within a budget of seconds; failures are reported at the end."""
+    """Run every benchmark, the most important first, within a budget of seconds; failures are reported at the end."""
     failures = run_all(
         REGISTERED, preset, out or folder(preset), budget=budget, device=device, data_dir=data_dir, seeds=seeds
     )
@@ -69,22 +70,34 @@ def all_(
 def report_(
     records_in: Annotated[Path, typer.Option("--records", help="Folder of the records.", file_okay=False)] = RESULTS,
     out: Annotated[Path, typer.Option(help="Folder of report.html and report.md.", file_okay=False)] = RESULTS,
-    readme: Annotated[bool, typer.Option("--readme", help="Also put the summary table into README.md.")] = False,
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of results.md and results.svg; default docs, with --out that folder.", file_okay=False
+        ),
+    ] = None,
+    readme: Annotated[
+        bool, typer.Option("--readme", help="Also put the excerpt of the results into README.md.")
+    ] = False,
 ) -> None:
     """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
     from benchmarks.report import pages as report
 
     found = records.load_all(records_in)
+    if not found:
+        raise UserError(f"{records_in}: there is no record in this folder. Run a benchmark: python -m benchmarks list")
     if unknown := sorted({record.benchmark for record in found} - REGISTERED.keys()):
         raise UserError(f"{records_in}: records of unknown benchmarks: {', '.join(unknown)}. Move them away.")
     shown = [(record, REGISTERED[record.benchmark].load().sections) for record in found]
     chapters = report.chapters(shown, ITEMS)
-    title = "Multirate Training of Neural Networks: the paper's numbers beside ours"
+    title = "Multirate training of neural networks: what it gains, what it costs, and the paper's numbers beside ours"
     intro = f"Made from {len(shown)} records by python -m benchmarks report."
-    for path in report.write(title, intro, shown, chapters, out):
+    pages = report.write(title, intro, shown, chapters, out, report.cards(shown))
+    docs = docs or (DOCS if out == RESULTS else out)
+    for path in (*pages, *report.write_docs(shown, chapters, docs)):
         print(path)
     if readme:
-        report.fill_readme(README, chapters)
+        report.fill_readme(README, shown)
         print(README)
 
 

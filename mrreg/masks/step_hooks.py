@@ -19,11 +19,12 @@ from mrreg.masks.frozen_entries import (
     GRADIENT,
     FrozenEntries,
     Group,
+    MaskedGradient,
     has_slow_grad,
     is_static_without_grad,
+    mask_gradient,
     update_source,
 )
-from mrreg.masks.grad_masking import MaskedGradient, mask_gradient
 from mrreg.masks.module import MultirateMask
 from mrreg.module_utils import parameter
 
@@ -166,7 +167,7 @@ class MaskStepHooks:
         path, bits = update_source(optimizer, group), mask._bits[name]
         if mask._masking and not mask._forward_ran.masked and not grads_may_change:  # else the last step's gradient
             _warn_unread(mask, name, p, bits)
-        if mask._masking and (lent := mask_gradient(p, bits, mask._mask_buffers[name])):
+        if mask._masking and (lent := mask_gradient(p, bits, mask._mask_buffers[name].values)):
             self.lent.append(lent)
         if (path == GRADIENT and not grads_may_change) if mask._masking else mask.boost == 1:
             return  # zero times anything, or an ordinary step
@@ -193,7 +194,7 @@ class MaskStepHooks:
     def _give_back(self) -> None:
         """Put the gradients back that were masked in a copy."""
         while self.lent:
-            self.lent.pop().give_back()
+            self.lent.pop().restore()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""

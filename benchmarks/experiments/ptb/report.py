@@ -56,13 +56,15 @@ def _figure(presets: frozenset[str], tolerance: float | None, note: str) -> Sect
             Curves({_label(each): each for each in COMPARED}, "validation loss per epoch", "epoch", "validation loss"),
             Bars("minimum validation loss"),
         ),
-        tolerance=tolerance, full=frozenset({"paper"}), presets=presets, note=note, facts=facts,
+        tolerance=tolerance, better="lower", full=frozenset({"paper"}), smaller="a tenth of the text",
+        needs="" if presets == SMALL else "a GPU", presets=presets, note=note, facts=facts,
     )  # fmt: skip
 
 
 def _tables(presets: frozenset[str], tolerance: float | None, note: str) -> tuple[Section, ...]:
     make = partial(
-        Section, "Table A6", digits=3, tolerance=tolerance, full=frozenset({"paper"}), presets=presets, note=note,
+        Section, "Table A6", digits=3, tolerance=tolerance, better="lower", full=frozenset({"paper"}),
+        smaller="a tenth of the text", needs="" if presets == SMALL else "a GPU", presets=presets, note=note,
         plots=(Bars("minimum validation loss"),),
     )  # fmt: skip
     return (
@@ -98,7 +100,7 @@ PLAIN = Section(
     rows=_rows(dict.fromkeys(WITHOUT_MOMENTUM)),
     claims=tuple(less("masks, momentum 0", f"{than}, momentum 0") for than in ("SGD", "dropout")),
     plots=(Curves({each: each for each in WITHOUT_MOMENTUM}, "validation loss per epoch", "epoch", "validation loss"),),
-    full=frozenset({"paper"}), presets=frozenset({"paper"}), note=NOTE + " p is that of momentum 0.9.",
+    full=frozenset({"paper"}), presets=frozenset({"paper"}), needs="a GPU", note=NOTE + " p is that of momentum 0.9.",
 )  # fmt: skip
 
 

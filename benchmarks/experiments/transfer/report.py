@@ -101,6 +101,7 @@ def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> S
         plots=(curves, Bars("test accuracy in %")),
         full=frozenset({"paper"}),
         presets=presets,
+        needs="" if pair in ABOUT_PAIR else "weights pretrained on ImageNet",
         note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if name == SECONDS else ""),
         facts=partial(_facts, pair=pair) if variant == OWN and name == EPOCHS else lambda record: (),
     )

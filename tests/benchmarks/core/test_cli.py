@@ -198,10 +198,21 @@ def test_all_reports_a_failure_and_says_so_by_its_exit_code(
     assert (tmp_path / "spiral-smoke.json").read_text() == "broken"
 
 
-def test_the_report_of_no_records_lists_the_whole_paper(command: Command, tmp_path: Path) -> None:
+def test_the_report_of_an_empty_folder_is_one_line(command: Command, tmp_path: Path) -> None:
+    done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: {tmp_path}: there is no record in this folder. Run a benchmark: python -m benchmarks list"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_writes_the_page_and_the_documentation(command: Command, tmp_path: Path) -> None:
+    records.Record("biases", "smoke", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}).save(tmp_path / "biases-smoke.json")
     done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in ("report.html", "report.md")]
+    written = ("report.html", "report.md", "results.md", "results.svg")
+    assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in written]
 
 
 def test_a_record_of_an_unknown_benchmark_is_named(command: Command, tmp_path: Path) -> None:

@@ -97,9 +97,8 @@ def test_facts_say_what_the_search_chose_and_whether_sgd_has_passed_its_minimum(
 
 def test_a_record_without_runs_has_a_report() -> None:
     chapters = report.chapters([(record({}), SECTIONS)], ITEMS)
-    blocks = [block for chapter in chapters for block in chapter.blocks]
-    assert len(blocks) == 5
-    assert all(block.verdict.startswith("unfinished") for block in blocks)
+    blocks = [block for chapter in chapters for block in chapter.blocks if not block.missing]
+    assert [block.verdict for block in blocks] == ["not run"] * 5
 
 
 @pytest.mark.data
