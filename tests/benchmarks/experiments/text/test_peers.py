@@ -18,6 +18,7 @@ from benchmarks.experiments.text.encoder import Classifier
 from benchmarks.experiments.text.memory import most_mib
 from benchmarks.experiments.text.peer_methods import (
     ACTIVE,
+    METHODS,
     RATES,
     SWITCH,
     block_adam,
@@ -171,7 +172,7 @@ def test_a_smoke_run_has_every_method(tmp_path: Path, monkeypatch: pytest.Monkey
     outcome = harness.run(benchmark, "smoke", tmp_path)
     record = load(outcome.path)
     assert outcome.finished == outcome.total
-    for name, peer in text_peers.METHODS.items():
+    for name, peer in METHODS.items():
         (result,) = record.results(name).values()
         assert 0 <= result["accuracy at equal seconds"] <= 100
         assert 0 <= result["accuracy at equal epochs"] <= 100
@@ -184,7 +185,7 @@ def test_a_smoke_run_has_every_method(tmp_path: Path, monkeypatch: pytest.Monkey
         assert record.results(f"lr {result['lr']:g}, {name}")[1000].keys() == {"held out", "lr"}
         assert record.results("costs")[0][f"MiB, {name}"] > 0
     facts = [fact for section in text_peers.BENCHMARK.sections for fact in section.facts(record)]
-    assert len([fact for fact in facts if "against full fine-tuning" in fact]) == 2 * (len(text_peers.METHODS) - 1)
+    assert len([fact for fact in facts if "against full fine-tuning" in fact]) == 2 * (len(METHODS) - 1)
     assert any("LoRA 0.00" in fact for fact in facts if fact.startswith("Chosen lr"))
 
 
