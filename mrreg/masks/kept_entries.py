@@ -15,7 +15,7 @@ class KeptEntries:
     """Positions of the kept entries in tensors of one shape and memory layout.
 
     A tensor is read as a matrix in the order of its memory. A row of the matrix is all that follows the last dimension
-    of which something is dropped, so that rows are kept or dropped as a whole, in one pass for any number of dimensions.
+    of which something is dropped, so that rows are kept or dropped as a whole, in one pass for all dimensions.
     Where a row is one entry, the matrix is a vector: torch indexes those 5 times as fast as matrices of one column.
 
     Args:

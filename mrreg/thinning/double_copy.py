@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.errors import invalid_argument, invalid_state
+from mrreg.errors import bad, wrong_moment
 from mrreg.masks.attention import attend
 
 WHERE = "thin"
@@ -33,7 +33,7 @@ def read_inputs(given: Any) -> Inputs:
     """Return the arguments that example inputs stand for, copied, with floating-point tensors in float64."""
     if given is None:
         remedy = "Give one batch, or a plan from an earlier report."
-        raise invalid_argument(ValueError, WHERE, "example_inputs", "what one training forward takes", given, remedy)
+        raise bad(ValueError, WHERE, "example_inputs", "what one training forward takes", given, remedy)
     if isinstance(given, Mapping):
         return Inputs((), {name: _double(value) for name, value in given.items()})
     if isinstance(given, tuple | list):
@@ -41,7 +41,7 @@ def read_inputs(given: Any) -> Inputs:
     if isinstance(given, Tensor):
         return Inputs((_double(given),), {})
     rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
-    raise invalid_argument(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
+    raise bad(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
 
 
 def _double(value: Any) -> Any:
@@ -84,7 +84,7 @@ def double_copy(model: nn.Module) -> nn.Module:
             twin: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
         problem = f"the model cannot be copied ({type(error).__name__}: {error})"
-        raise invalid_state(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
+        raise wrong_moment(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
     twin.eval()
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):

@@ -102,7 +102,9 @@ class _Finder:
             before.append(direct.union(*(before[number] for number in direct)))
         found: set[Place] = set()
         for one, two in self.recording.sums:
-            left, right = ({number for number, _ in Influence(self.recording, side, -1).used} for side in (one, two))
+            left, right = (
+                {number for number, _ in Influence(self.recording, side, -1).used} for side in (one, two)
+            )
             if any(a in before[b] or b in before[a] for a in left for b in right):
                 found |= {_place(ops[number].rows) for number in left | right}
         return found
@@ -143,9 +145,7 @@ class _Finder:
             return "nothing that can be read takes these channels"
         if len(units) < 2:
             return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
-        if any(
-            {p: len(unit.get(p, ())) for p in places} != {p: len(units[0].get(p, ())) for p in places} for unit in units
-        ):
+        if any({p: len(unit.get(p, ())) for p in places} != {p: len(units[0].get(p, ())) for p in places} for unit in units):
             return "the units differ in size or in where they lie"
         return ""
 
@@ -188,18 +188,10 @@ class _Finder:
         with that digit: a position that reaches one unit alone has spelled its number.
         """
         whole = influence.gradients(None, list(self.recording.others.values()))
-        tensors = {
-            name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None
-        }
-        found = {
-            (name, dim): torch.zeros(size, dtype=torch.long)
-            for name, t in tensors.items()
-            for dim, size in enumerate(t.shape)
-        }
+        tensors = {name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None}
+        found = {(name, dim): torch.zeros(size, dtype=torch.long) for name, t in tensors.items() for dim, size in enumerate(t.shape)}
         for digit in range(max((units - 1).bit_length(), 1)):
-            passes = [
-                influence.gradients((of_column >> digit) & 1 == value, list(tensors.values())) for value in (0, 1)
-            ]
+            passes = [influence.gradients((of_column >> digit) & 1 == value, list(tensors.values())) for value in (0, 1)]
             for name, zero, one in zip(tensors, *passes, strict=True):
                 for dim in range(tensors[name].dim()):
                     found[name, dim] = _spell(found[name, dim], digit, _touched(zero, dim), _touched(one, dim))

@@ -73,10 +73,7 @@ class Influence:
         grads = self.gradients(columns, [op.made for _, op in self.used])
         parts = []
         for grad, (_, op) in zip(grads, self.used, strict=True):
-            size, others = (
-                op.made.shape[op.made_dim],
-                [d for d in range(op.made.dim()) if d != op.made_dim % op.made.dim()],
-            )
+            size, others = op.made.shape[op.made_dim], [d for d in range(op.made.dim()) if d != op.made_dim % op.made.dim()]
             none = torch.zeros(size, dtype=torch.bool, device=op.made.device)
             parts.append(none if grad is None else grad.ne(0).sum(others) > 0)
         return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.bool)
@@ -99,9 +96,7 @@ class Influence:
             pairs = list(zip(halves[::2], halves[1::2], strict=True))
             doubtful = [i for i, (one, two) in enumerate(pairs) if one.sources & two.sources]
             ends = self._narrow([end for i in doubtful for end in pending[i].ends()])
-            whole = {
-                i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources
-            }
+            whole = {i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources}
             done += [pending[i] for i in whole]
             pending = _open([half for i, pair in enumerate(pairs) if i not in whole for half in pair], done)
         return done

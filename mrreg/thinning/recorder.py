@@ -106,8 +106,7 @@ class _Recorder(TorchFunctionMode):
 
     def _note_sum(self, one: Any, two: Any, in_place: bool) -> None:
         activations = all(
-            isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter)
-            for each in (one, two)
+            isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter) for each in (one, two)
         )
         if activations and one.shape == two.shape and one.dim() > 1:
             self.sums.append((one.clone() if in_place else one, two))
@@ -147,9 +146,7 @@ def _addmm(bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Layout | N
     return (x, weight, bias, (1, 0, -1, -1)) if bias.dim() == 1 and not scales else None
 
 
-def _conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any
-) -> Layout | None:
+def _conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any) -> Layout | None:
     channel = 1 - weight.dim()
     grouped = groups != 1 or (len(rest) > 3 and rest[3] != 1)
     return None if grouped else (x, weight, bias, (0, 1, channel, channel))
@@ -205,9 +202,7 @@ def _leaky_pool(dims: int) -> Callable[..., Any]:
     return pool
 
 
-def _batch_norm(
-    func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any
-) -> Any:
+def _batch_norm(func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any) -> Any:
     """Normalize by a formula: autograd's has no gradient for the running statistics."""
     training = named.get("training", rest[0] if rest else False)
     if training or mean is None:
