@@ -1,7 +1,7 @@
 """A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -12,6 +12,7 @@ from mrreg.distributed.sharding import cut, is_sharded
 from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state, quoted
 from mrreg.masks import compact_forward as compact
 from mrreg.masks import fast_linear as linear
+from mrreg.masks.base import ForwardRan, Mask
 from mrreg.masks.checkpoint_guard import refuse_checkpointing
 from mrreg.masks.functional_call import functional_call
 from mrreg.masks.masked_tensor import MaskBuffers, as_floats, bits_dtype, masked
@@ -36,13 +37,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while 
 }
 
 
-class ForwardRan:
-    """Whether a masked forward has run; an object of its own, so that graphs and replicas of a mask can say so too."""
-
-    masked = False
-
-
-class MultirateMask(Wrapper):
+class MultirateMask(Wrapper, Mask):
     """Wraps a module; a random subset of its weights is at zero on all but the last step of a cycle.
 
     It replaces nn.Dropout. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
@@ -93,8 +88,7 @@ class MultirateMask(Wrapper):
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
     """
 
-    _drawn: tuple[Any, ...] | None  # what `_bits` were drawn from
-    _drawn_p: float  # the p in it: the user may have set another since
+    _drawn_p: float  # of the slow subset: the user may have set another since
     _bits: dict[str, Tensor]
     _float_masks: dict[str, Tensor]  # the same memory, for compilers
     _kept_units: dict[str, tuple[int, Tensor]]
@@ -210,20 +204,17 @@ class MultirateMask(Wrapper):
             "_unsharded": {},
         }
 
-    def _set_phase(self, clock: int, seed: int, first: int) -> None:
-        """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
-        cycle, phase = divmod(clock, self.k)
-        masking = self.p > 0 and phase < self.k - 1
-        if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
-            if self._drawn != (seed, first, cycle, self.p):
-                with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
-                    self._draw(seed, first, cycle)
-        elif self._drawn is not None:
-            self._clear_mask()
-        vars(self).update(_masking=masking, _attached=True)  # at every step, and Module's own __setattr__ is slow
+    def _root(self) -> nn.Module:
+        return self.module
+
+    def _masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((target.name, parameter(self.module, target.name)) for target in self.targets)
+
+    def _draws(self) -> int:
+        return len(self.targets)
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
-        """Draw the slow subset of a cycle."""
+        """Draw the slow subset of a cycle; `first` is the index of the first masked parameter."""
         units: dict[str, Tensor] = {}
         self._clear_mask()
         for index, target in enumerate(self.targets, first):
@@ -242,7 +233,7 @@ class MultirateMask(Wrapper):
             self._set_bits(target.name, drawn)
             if is_sharded(weight):
                 self._unsharded[target.name] = source
-        vars(self).update(_drawn=(seed, first, cycle, self.p), _drawn_p=self.p)
+        vars(self).update(_drawn_p=self.p)
 
     def _set_bits(self, name: str, bits: Tensor) -> None:
         """Keep bits where their parameter is, as wide as its entries."""

@@ -138,10 +138,15 @@ def ready_bits(value: Tensor, key: Key, p: float, dtype: torch.dtype) -> Tensor 
     return known.bits[place : place + value.numel()].view(value.shape)
 
 
+def draw_kept(key: Key, kept: int, units: int, device: torch.device) -> Tensor:
+    """Ascending indices of the `kept` units with the largest hash values."""
+    return hashes(units, key, device).argsort(stable=True)[units - kept :].sort().values
+
+
 def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
-    """Bits of whole units: 0 for the round(p * units) with the smallest hash values, -1 for the others."""
-    bits = torch.full((units,), -1, dtype=torch.int32, device=device)
-    bits[hashes(units, key, device).argsort(stable=True)[: round(p * units)]] = 0
+    """Bits of whole units: 0 for round(p * units) of them, -1 for the others."""
+    bits = torch.zeros(units, dtype=torch.int32, device=device)
+    bits[draw_kept(key, units - round(p * units), units, device)] = -1
     return bits
 
 
