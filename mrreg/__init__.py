@@ -21,6 +21,8 @@ from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
 from mrreg.optim.sgd import MultirateSGD
+from mrreg.thinning.build import thin
+from mrreg.thinning.report import ThinReport
 
 __version__ = "0.1.0"
 
@@ -32,6 +34,7 @@ __all__ = [
     "MultirateMask",
     "MultirateSGD",
     "NoEffectWarning",
+    "ThinReport",
     "attach",
     "audit",
     "batch_norm",
@@ -40,5 +43,6 @@ __all__ = [
     "split",
     "swap_dropout",
     "theory",
+    "thin",
     "unwrap",
 ]

@@ -208,7 +208,10 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
 
 def _refuse_ties(model: nn.Module, mask: Mask) -> None:
     """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
-    inside, called = {id(p) for _, p in mask._masked_parameters()}, mask if isinstance(mask, nn.Module) else mask._root()
+    inside, called = (
+        {id(p) for _, p in mask._masked_parameters()},
+        mask if isinstance(mask, nn.Module) else mask._root(),
+    )
     inner = "module" if called is mask else ""
     places = [join(path, inner) for path, m in model.named_modules(remove_duplicate=False) if m is called]
     every = list(model.named_parameters(remove_duplicate=False))

@@ -13,12 +13,12 @@ from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.counts import with_counts
-from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, randomize, read_inputs
+from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
 from mrreg.thinning.progress import Progress
 from mrreg.thinning.report import ThinEntry, ThinReport
-from mrreg.thinning.trial import Trial, overridden
+from mrreg.thinning.trial import overridden
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -52,7 +52,7 @@ def thin(
         model: Any module, on the device where it will be trained. It is changed in place and returned: its class stays
             for `isinstance`, and so do its parameters and its state dict.
         p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
-            eight channels where that is near. A number is meant for the kinds "hidden", "heads" and "channels". A mapping
+            eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels". A mapping
             gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
             which go before kinds; what it does not name is not dropped.
         k: Steps per cycle, at least 1. Paper: k.
@@ -78,7 +78,8 @@ def thin(
     Example:
         >>> import mrreg, torch
         >>> from torch import nn
-        >>> model = nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
+        >>> layers = [nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10)]
+        >>> model = nn.Sequential(*layers)
         >>> model, report = mrreg.thin(model, p=0.5, k=5, example_inputs=torch.randn(2, 784))
         >>> [(name, entry.kind, entry.kept) for name, entry in report.items() if entry.admitted]
         [('0', 'hidden', 500), ('2', 'hidden', 500)]
@@ -101,7 +102,7 @@ def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
     """Return all groups of units of a model, of which none is tried; `kept` is the number of units."""
     twin = double_copy(model)
     with probing([twin]):
-        return find(twin, read_inputs(example_inputs))[0]
+        return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
 
 
 def _check(model: nn.Module) -> None:
@@ -133,13 +134,15 @@ def _search(
             dropped = [group for group in groups if group.kept < group.units]
             inputs = read_inputs(example_inputs)
             admission = admit(twin, inputs, dropped, progress)
-            overrides = list(dict.fromkeys(each for group in admission.groups for each in admission.overrides[group.name]))
+            overrides = list(
+                dict.fromkeys(each for group in admission.groups for each in admission.overrides[group.name])
+            )
             for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
                 own.requires_grad_(parameter.requires_grad)
             progress("counting FLOPs")
+            twin.train(admission.trial.modes[-1])
             plain, whole = step_flops(twin, inputs)
-            trial = Trial(twin, inputs, admission.groups)
-            with trial.left_out(admission.groups), overridden(twin, overrides):
+            with admission.trial.left_out(admission.groups), overridden(twin, overrides):
                 masked, small = step_flops(twin, inputs)
     finally:
         progress.close()
@@ -157,7 +160,7 @@ def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequen
         entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason)
     for refusal in refusals:
         nowhere = torch.zeros(0, 0, dtype=torch.long)
-        slots = tuple(Slot(name, dim, nowhere, role) for (name, dim), role in refusal.places.items())
+        slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)
         entries[refusal.name] = ThinEntry("none", refusal.units, refusal.units, slots, False, refusal.reason)
     return entries
 
@@ -171,6 +174,6 @@ def _fitting(model: nn.Module, plan: ThinReport, k: int) -> ThinReport:
         for slot in group.slots:
             shape = tensors[slot.name].shape if slot.name in tensors else ()
             if len(shape) <= slot.dim or shape[slot.dim] != slot.indices.numel():
-                rule = f"one for this model, with {slot.indices.numel()} positions along dimension {slot.dim} of {slot.name!r}"
+                rule = f"one for this model, with size {slot.indices.numel()} in dimension {slot.dim} of {slot.name!r}"
                 raise invalid_argument(ValueError, WHERE, "plan", rule, tuple(shape) or "no such tensor")
     return plan.with_k(k)

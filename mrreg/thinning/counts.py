@@ -27,7 +27,7 @@ def with_counts(
 
 
 def kept(group: UnitGroup, p: float) -> int:
-    """Number of units that stay: n - round(p n), at least one, and for channels a multiple of eight where it is near."""
+    """Number of units that stay: n - round(p n), at least one; for channels a near multiple of eight."""
     dropped = round(p * group.units)
     rest = max(group.units - dropped, 1)
     single = all(slot.indices.shape[1] == 1 for slot in group.slots if slot.role == "producer")
