@@ -9,6 +9,7 @@ from torch import nn
 
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks import thin_call
+from mrreg.masks.attention import MultiheadAttention
 from mrreg.masks.slots import AttributeOverride, UnitGroup
 from mrreg.masks.thin_mask import NAME, WHERE, ThinMask
 
@@ -45,10 +46,12 @@ def install(
     if "forward" in vars(model) or isinstance(model, (torch.jit.ScriptModule, nn.DataParallel)):
         rule, remedy = "a module whose class defines its forward", "Make it thin before anything replaces its forward."
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
-    kind: Any = type(model)
     mask = ThinMask(model, groups, overrides, k, boost, rescale)
-    mask.places(model)  # before anything shards or replaces the parameters
     vars(model)[NAME] = mask
+    for module, *_ in mask.places(model):
+        if type(module) is nn.MultiheadAttention:
+            module.__class__ = MultiheadAttention
+    kind: Any = type(model)
     model.__class__ = thin_class(kind)
     return model
 
@@ -62,6 +65,9 @@ def uninstall(model: nn.Module) -> None:
     mask: ThinMask = vars(model).pop(NAME)
     mask.forget()
     model.__class__ = plain
+    for module in model.modules():
+        if type(module) is MultiheadAttention:
+            module.__class__ = nn.MultiheadAttention
 
 
 @functools.cache
