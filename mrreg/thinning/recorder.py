@@ -119,11 +119,11 @@ class _Recorder(TorchFunctionMode):
         if owner is None or not weight.is_floating_point():
             return None
         if weight.shape == owner.shape and weight.stride() == owner.stride():
-            return Channels(name, dim % weight.dim(), 0, int(weight.shape[dim]))
+            return Channels(name, dim % weight.dim(), 0, weight.shape[dim])
         for each, (size, stride) in enumerate(zip(owner.shape, owner.stride(), strict=True)):
             start = weight.storage_offset() // stride % size
             if stride == weight.stride(dim) and start + weight.shape[dim] <= size:
-                return Channels(name, each, start, int(weight.shape[dim]))
+                return Channels(name, each, int(start), weight.shape[dim])
         return None
 
 
