@@ -141,6 +141,7 @@ def _search(
                 own.requires_grad_(parameter.requires_grad)
             progress("counting FLOPs")
             twin.train(admission.trial.modes[-1])
+            admission.trial.forget_values()
             plain, whole = step_flops(twin, inputs)
             with admission.trial.left_out(admission.groups), overridden(twin, overrides):
                 masked, small = step_flops(twin, inputs)

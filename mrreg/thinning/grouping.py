@@ -115,7 +115,7 @@ class _Finder:
         return found
 
     def _residual(self) -> set[Place]:
-        """Places of output channels that are summed with what was computed from them."""
+        """Places of output channels in a sum of which one part has gone through more operations than the other."""
         ops = self.recording.ops
         before: list[set[int]] = []  # numbers of the operations that each one depends on
         for op in ops:
@@ -124,7 +124,7 @@ class _Finder:
         found: set[Place] = set()
         for one, two in self.recording.sums:
             left, right = ({number for number, _ in Influence(self.recording, side, -1).used} for side in (one, two))
-            if any(a in before[b] or b in before[a] for a in left for b in right):
+            if any(_later(a, b, before) or _later(b, a, before) for a in left for b in right):
                 found |= {_place(ops[number].rows) for number in left | right}
         return found
 
@@ -225,6 +225,11 @@ class _Finder:
                 for dim in range(tensors[name].dim()):
                     found[name, dim] = _spell(found[name, dim], digit, _touched(zero, dim), _touched(one, dim))
         return found
+
+
+def _later(one: int, two: int, before: Sequence[set[int]]) -> bool:
+    """Say if an operation depends on another one, or on all that the other depends on and more."""
+    return one in before[two] or bool(before[one] and before[one] < before[two])
 
 
 NONE, SEVERAL = -1, -2

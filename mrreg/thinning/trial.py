@@ -99,6 +99,12 @@ class Trial:
         with shown(self.twin, {id(self.tensors[name]): value for name, value in small.items()}):
             yield
 
+    def forget_values(self) -> None:
+        """Give up what parameters hold, which frees their memory: what is left tells their shapes."""
+        for tensor in self.tensors.values():
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = tensor.new_zeros(()).expand(tensor.shape)
+
 
 @contextmanager
 def shown(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:

@@ -49,13 +49,10 @@ def vgg() -> Case:
     return Case(model, image())
 
 
-def _torchvision(name: str, size: int = 64, **options: Any) -> Callable[[], Case]:
-    def make() -> Case:
-        from torchvision import models
+def resnet18() -> Case:
+    from torchvision.models.resnet import BasicBlock, ResNet
 
-        return Case(models.get_model(name, weights=None, num_classes=5, **options), image(size))
-
-    return make
+    return Case(ResNet(BasicBlock, [2, 1, 1, 1], num_classes=5), image())
 
 
 def _timm(name: str, size: int = 64, **options: Any) -> Callable[[], Case]:
@@ -67,10 +64,37 @@ def _timm(name: str, size: int = 64, **options: Any) -> Callable[[], Case]:
     return make
 
 
+def resnet50() -> Case:
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    return Case(ResNet(Bottleneck, [2, 1, 1, 1], num_classes=5), image())
+
+
 def resnext() -> Case:
     from torchvision.models.resnet import Bottleneck, ResNet
 
-    return Case(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=5, groups=4, width_per_group=16), image(64))
+    return Case(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=5, groups=4, width_per_group=16), image())
+
+
+def mobilenet_v2() -> Case:
+    from torchvision.models import MobileNetV2
+
+    blocks = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]  # expansion, channels, number, stride
+    return Case(MobileNetV2(5, width_mult=0.5, inverted_residual_setting=blocks), image())
+
+
+def mobilenet_v3() -> Case:
+    from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
+
+    rows = [(16, 3, 16, 16, True, "RE", 2), (16, 3, 32, 24, False, "RE", 2), (24, 5, 48, 24, True, "HS", 1)]
+    return Case(MobileNetV3([InvertedResidualConfig(*row, 1, 1.0) for row in rows], 64, num_classes=5), image())
+
+
+def efficientnet() -> Case:
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+
+    blocks = [MBConvConfig(1, 3, 1, 32, 16, 1, 1.0, 1.0), MBConvConfig(6, 3, 2, 16, 24, 2, 1.0, 1.0)]
+    return Case(EfficientNet(blocks, 0.2, num_classes=5), image())
 
 
 def vit() -> Case:
@@ -135,13 +159,13 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "mlp": mlp,
     "lenet": lenet,
     "vgg": vgg,
-    "resnet18": _torchvision("resnet18"),
-    "resnet50": _torchvision("resnet50"),
+    "resnet18": resnet18,
+    "resnet50": resnet50,
     "resnext": resnext,
-    "mobilenet_v2": _torchvision("mobilenet_v2", width_mult=0.5),
-    "mobilenet_v3": _torchvision("mobilenet_v3_small"),
-    "efficientnet": _torchvision("efficientnet_b0"),
-    "efficientnet_timm": _timm("efficientnet_b0"),
+    "mobilenet_v2": mobilenet_v2,
+    "mobilenet_v3": mobilenet_v3,
+    "efficientnet": efficientnet,
+    "efficientnet_timm": _timm("test_efficientnet"),
     "vit": vit,
     "vit_timm": _timm("vit_tiny_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
     "swin": swin,
