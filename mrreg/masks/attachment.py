@@ -208,12 +208,13 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
 
 def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
     """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
-    inside, called = (
-        {id(p) for _, p in mask._masked_parameters()},
-        mask if isinstance(mask, nn.Module) else mask._root(),
-    )
-    inner = "module" if called is mask else ""
-    places = [".".join(filter(None, (path, called[1]))) for path in found]
+    inside = {id(p) for _, p in mask._masked_parameters()}
+    wrapper = mask if isinstance(mask, MultirateMask) else None
+    modules = list(model.named_modules(remove_duplicate=False))
+    if wrapper is None:
+        places = [path for path, module in modules if module is mask._root()]
+    else:
+        places = [join(path, "module") for path, module in modules if module is wrapper]
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):

@@ -33,23 +33,17 @@ def attend(
     torch's forward takes the width of a head to be the embedding's over `num_heads`, so it cannot run with some heads
     left out. Arguments and results are those of `torch.nn.MultiheadAttention`.
     """
+    fused = query is key is value and module._qkv_same_embed_dim
     batched, first = query.dim() == 3, module.batch_first and query.dim() == 3
-    streams = [query, key, value]
-    if not batched:
-        streams = [x.unsqueeze(0) for x in streams]
-    elif not first:
-        streams = [x.transpose(0, 1) for x in streams]
-    q, k, v = (_split(x, module.head_dim) for x in _project(module, streams))  # (batch, heads, length, head_dim)
-    added = 0
-    if module.bias_k is not None and module.bias_v is not None:
-        shape = (k.shape[0], -1, 1, module.head_dim)
-        k = torch.cat([k, module.bias_k.view(1, -1, 1, module.head_dim).expand(shape)], 2)
-        v = torch.cat([v, module.bias_v.view(1, -1, 1, module.head_dim).expand(shape)], 2)
-        added += 1
-    if module.add_zero_attn:
-        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        added += 1
-    causal = is_causal and key_padding_mask is None and not need_weights and not added
+    if not first:  # to (batch, length, width)
+        query, key, value = (x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (query, key, value))
+    if fused:
+        projected = list(F.linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1))
+    else:
+        projected = _project(module, [query, key, value])
+    q, k, v = (_split(x, module.head_dim) for x in projected)
+    k, v, added = _with_added(module, k, v)
+    causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _mask(attn_mask, key_padding_mask, q, added)
     dropout = module.dropout if module.training else 0.0
     weights = None
@@ -68,19 +62,29 @@ def attend(
 
 def _project(module: nn.MultiheadAttention, streams: list[Tensor]) -> list[Tensor]:
     """Queries, keys and values, (batch, length, heads times head_dim)."""
-    if module.in_proj_weight is not None and streams[0] is streams[1] is streams[2]:
-        return list(F.linear(streams[0], module.in_proj_weight, module.in_proj_bias).chunk(3, -1))
-    if module.in_proj_weight is not None:
-        weights: tuple[Tensor, ...] = module.in_proj_weight.chunk(3)
-    else:
-        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    biases = (None, None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    weights: list[Any] = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    if module._qkv_same_embed_dim:
+        weights = list(module.in_proj_weight.chunk(3))
+    biases = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.chunk(3))
     return [F.linear(x, weight, bias) for x, weight, bias in zip(streams, weights, biases, strict=True)]
+
+
+def _with_added(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Keys and values with what `add_bias_kv` and `add_zero_attn` put at their end, and how many those are."""
+    added = 0
+    if module.bias_k is not None and module.bias_v is not None:
+        ends = (_split(bias, module.head_dim).expand(len(k), -1, -1, -1) for bias in (module.bias_k, module.bias_v))
+        k, v = (torch.cat(pair, 2) for pair in zip((k, v), ends, strict=True))
+        added += 1
+    if module.add_zero_attn:
+        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        added += 1
+    return k, v, added
 
 
 def _split(x: Tensor, head_dim: int) -> Tensor:
     """(batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
-    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+    return x.view(*x.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, added: int) -> Tensor | None:

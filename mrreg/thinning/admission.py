@@ -1,6 +1,7 @@
 """Which groups can be left out of a model, alone and all at once, and which attributes change with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import nn
@@ -18,56 +19,70 @@ class Admission(NamedTuple):
         groups: Those that can be left out together.
         overrides: The attributes that change with each of them, by the group's name.
         reasons: Why the others cannot, by name.
+        trial: What they were tried in.
     """
 
     groups: list[UnitGroup]
     overrides: dict[str, list[AttributeOverride]]
     reasons: dict[str, str]
+    trial: Trial
 
 
 def admit(twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup], tick: Callable[[str], None]) -> Admission:
     """Try groups with the numbers of units that they would keep: all at once, and one by one where that fails."""
-    result = Admission([], {}, {})
+    randomize(twin)
     trial = Trial(twin, inputs, groups)
+    reasons: dict[str, str] = {}
     if trial.with_noise(groups):
         for group in groups:
             randomize(twin)
             tick(f"trying {group.name}")
             if reason := Trial(twin, inputs, [group]).with_noise([group]):
-                result.reasons[group.name] = reason
+                reasons[group.name] = reason
         randomize(twin)
-        groups = [group for group in groups if group.name not in result.reasons]
+        groups = [group for group in groups if group.name not in reasons]
         trial = Trial(twin, inputs, groups)
-    candidates = list(groups)
-    if not trial.thin(candidates, []):
-        result.groups.extend(candidates)
-        result.overrides.update({group.name: [] for group in candidates})
-        return result
-    search = OverrideSearch(twin, trial.tensors)
-    for group in candidates:
+    return _admit(trial, groups, reasons, tick)
+
+
+def _admit(
+    trial: Trial, groups: Sequence[UnitGroup], reasons: dict[str, str], tick: Callable[[str], None]
+) -> Admission:
+    """Look for the attributes that have to change, group by group, until what was learned is enough for all."""
+    search = OverrideSearch(trial.twin, trial.tensors)
+    overrides: dict[str, list[AttributeOverride]] = {}
+    tried: Mapping[str, list[AttributeOverride]] | None = None
+    for group in groups:
         tick(f"trying {group.name}")
-        found, reason = search.fewest(group, lambda overrides, group=group: trial.thin([group], overrides))
+        guess = {each.name: overrides.get(each.name, search.guess(each)) for each in groups if each.name not in reasons}
+        if guess != tried and not _fault(trial, groups, guess):
+            return Admission([each for each in groups if each.name in guess], guess, reasons, trial)
+        tried = guess
+        overrides[group.name], reason = search.fewest(group, partial(trial.thin, [group]))
         if reason:
-            result.reasons[group.name] = reason
+            reasons[group.name] = reason
+    admitted = _together(trial, [group for group in groups if group.name not in reasons], overrides, reasons)
+    return Admission(admitted, overrides, reasons, trial)
+
+
+def _together(
+    trial: Trial,
+    groups: Sequence[UnitGroup],
+    overrides: Mapping[str, list[AttributeOverride]],
+    reasons: dict[str, str],
+) -> list[UnitGroup]:
+    """Return the groups that can be left out along with those before them."""
+    if not _fault(trial, groups, overrides):
+        return list(groups)
+    together: list[UnitGroup] = []
+    for group in groups:
+        if fault := _fault(trial, [*together, group], overrides):
+            reasons[group.name] = f"not along with the others: {fault}"
         else:
-            result.groups.append(group)
-            result.overrides[group.name] = found
-    _together(trial, result)
-    return result
+            together.append(group)
+    return together
 
 
-def _together(trial: Trial, result: Admission) -> None:
-    """Take out the groups that cannot be left out along with those before them."""
-
-    def reason(groups: Sequence[UnitGroup]) -> str:
-        return trial.thin(groups, [each for group in groups for each in result.overrides[group.name]])
-
-    if not reason(result.groups):
-        return
-    tried, result.groups[:] = list(result.groups), []
-    for group in tried:
-        if found := reason([*result.groups, group]):
-            result.reasons[group.name] = f"not along with the others: {found}"
-            del result.overrides[group.name]
-        else:
-            result.groups.append(group)
+def _fault(trial: Trial, groups: Sequence[UnitGroup], overrides: Mapping[str, list[AttributeOverride]]) -> str:
+    present = [group for group in groups if group.name in overrides]
+    return trial.thin(present, [each for group in present for each in overrides[group.name]])

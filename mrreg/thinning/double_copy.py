@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.errors import bad, wrong_moment
+from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks.attention import attend
 
 WHERE = "thin"
@@ -33,7 +33,7 @@ def read_inputs(given: Any) -> Inputs:
     """Return the arguments that example inputs stand for, copied, with floating-point tensors in float64."""
     if given is None:
         remedy = "Give one batch, or a plan from an earlier report."
-        raise bad(ValueError, WHERE, "example_inputs", "what one training forward takes", given, remedy)
+        raise invalid_argument(ValueError, WHERE, "example_inputs", "what one training forward takes", given, remedy)
     if isinstance(given, Mapping):
         return Inputs((), {name: _double(value) for name, value in given.items()})
     if isinstance(given, tuple | list):
@@ -41,7 +41,7 @@ def read_inputs(given: Any) -> Inputs:
     if isinstance(given, Tensor):
         return Inputs((_double(given),), {})
     rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
-    raise bad(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
+    raise invalid_argument(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
 
 
 def _double(value: Any) -> Any:
@@ -72,11 +72,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def double_copy(model: nn.Module) -> nn.Module:
-    """Return a float64 copy in evaluation mode, without anybody's hooks, with random weights and BatchNorm statistics.
-
-    Random values make it certain that units which influence something are seen to do so: a fresh model has zeros in
-    its biases, its running means and often in the last normalization of a residual branch.
-    """
+    """Return a float64 copy in evaluation mode, without anybody's hooks, for `randomize` to fill."""
     memo: dict[int, Any] = {id(p): nn.Parameter(_like(p)) for p in model.parameters()}
     memo.update({id(b): _like(b).copy_(b) for b in model.buffers() if b.is_floating_point()})
     try:
@@ -84,7 +80,7 @@ def double_copy(model: nn.Module) -> nn.Module:
             twin: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
         problem = f"the model cannot be copied ({type(error).__name__}: {error})"
-        raise wrong_moment(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
+        raise invalid_state(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
     twin.eval()
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
@@ -92,7 +88,6 @@ def double_copy(model: nn.Module) -> nn.Module:
         module._backward_pre_hooks.clear()
         if type(module) is nn.MultiheadAttention:  # torch's own forward cannot leave out heads
             module.forward = partial(attend, module)  # type: ignore[method-assign]
-    randomize(twin)
     return twin
 
 
@@ -102,19 +97,22 @@ def _like(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def randomize(twin: nn.Module) -> None:
-    """Fill parameters and BatchNorm statistics with the same random numbers at every call."""
-    generator = torch.Generator().manual_seed(0)
+    """Fill parameters and BatchNorm statistics with the same random numbers at every call.
+
+    They make it certain that units which influence something are seen to do so: a fresh model has zeros in its biases,
+    its running means and often in the last normalization of a residual branch.
+    """
+    torch.manual_seed(0)
     for parameter in twin.parameters():
-        value = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
         if parameter.dim() > 1:
-            value *= (max(parameter.numel() // max(parameter.shape[0], 1), 1)) ** -0.5
+            parameter.normal_(0, max(parameter.numel() // max(parameter.shape[0], 1), 1) ** -0.5)
         else:  # scales of normalizations must not come near zero
-            value = torch.where(value < 0, -1.0, 1.0) * (0.5 + torch.rand(value.shape, generator=generator).double())
-        parameter.copy_(value)
+            sign = torch.randint_like(parameter, 2) * 2 - 1
+            parameter.uniform_(0.5, 1.5).mul_(sign)
     for module in twin.modules():
         if isinstance(module, _NormBase) and module.running_mean is not None and module.running_var is not None:
-            module.running_mean.copy_(torch.randn(module.running_mean.shape, generator=generator) * 0.1)
-            module.running_var.copy_(torch.rand(module.running_var.shape, generator=generator) + 0.5)
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
 
 
 class _DetachedCopies(TorchFunctionMode):
@@ -127,7 +125,7 @@ class _DetachedCopies(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class DoublePrecision(TorchDispatchMode):
+class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets no operation go below float64: norms and softmax that compute in float32 would hide small differences."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

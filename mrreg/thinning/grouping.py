@@ -1,19 +1,20 @@
 """Groups of units, found from which channels reach which, or the reason why some channels form none."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from mrreg.masks.slots import Kind, Role, Slot, UnitGroup
 from mrreg.thinning.channel_sets import ChannelSets, Place, Unit
-from mrreg.thinning.double_copy import Inputs
+from mrreg.thinning.double_copy import Inputs, randomize
 from mrreg.thinning.influence import Influence
 from mrreg.thinning.recorder import Channels, MixingOp, Recording, record
 
 
-class Refusal(NamedTuple):
+@dataclass(frozen=True)
+class Refusal:
     """Channels that cannot be dropped, where they lie, and why they cannot."""
 
     name: str
@@ -22,16 +23,34 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal]]:
-    """Run a double copy once and return its groups, in the order of their first producers, and what is none."""
-    finder = _Finder(record(twin, inputs))
-    groups, refusals = [], []
+def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[list[UnitGroup], list[Refusal]]:
+    """Run a double copy once and return its groups, in the order of their first producers, and what is none.
+
+    Args:
+        twin: A float64 copy with random weights.
+        inputs: What its forward takes; afterwards they belong to the graph of that forward.
+        tick: Is told what is looked at.
+    """
+    tick("following a forward")
+    randomize(twin)
+    recording = record(twin, inputs)
+    finder = _Finder(recording, tick)
+    groups: list[UnitGroup] = []
+    refusals: list[Refusal] = []
+    names: set[str] = set()
     for family in finder.families():
         found = finder.read(family)
+        tick(f"looking at {found.name}")
+        if found.name in names:
+            name, dim = found.places[0] if isinstance(found, Refusal) else (found.slots[0].name, found.slots[0].dim)
+            found = replace(found, name=f"{name}[{dim}]")
+        names.add(found.name)
         if isinstance(found, UnitGroup):
             groups.append(found)
         else:
             refusals.append(found)
+    for buffer in twin.buffers():
+        buffer.requires_grad_(False)
     return groups, refusals
 
 
@@ -40,9 +59,10 @@ class _Finder:
 
     Args:
         recording: A forward of a double copy.
+        tick: Is told what is looked at.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, tick: Callable[[str], None]) -> None:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
         self.shifts: set[Place] = set()
@@ -52,6 +72,7 @@ class _Finder:
             self._add(number, op)
         for op in recording.ops:
             if op.columns is not None:
+                tick(f"looking at {op.columns.name}")
                 self._connect(op, op.columns)
         self.read_by_output = self._reached_by_output()
         self.stream = self._residual()
@@ -94,7 +115,7 @@ class _Finder:
         return found
 
     def _residual(self) -> set[Place]:
-        """Places of output channels that are summed with what was computed from them, or that they are computed from."""
+        """Places of output channels in a sum of which one part has gone through more operations than the other."""
         ops = self.recording.ops
         before: list[set[int]] = []  # numbers of the operations that each one depends on
         for op in ops:
@@ -102,10 +123,8 @@ class _Finder:
             before.append(direct.union(*(before[number] for number in direct)))
         found: set[Place] = set()
         for one, two in self.recording.sums:
-            left, right = (
-                {number for number, _ in Influence(self.recording, side, -1).used} for side in (one, two)
-            )
-            if any(a in before[b] or b in before[a] for a in left for b in right):
+            left, right = ({number for number, _ in Influence(self.recording, side, -1).used} for side in (one, two))
+            if any(_later(a, b, before) or _later(b, a, before) for a in left for b in right):
                 found |= {_place(ops[number].rows) for number in left | right}
         return found
 
@@ -145,7 +164,9 @@ class _Finder:
             return "nothing that can be read takes these channels"
         if len(units) < 2:
             return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
-        if any({p: len(unit.get(p, ())) for p in places} != {p: len(units[0].get(p, ())) for p in places} for unit in units):
+        if any(
+            {p: len(unit.get(p, ())) for p in places} != {p: len(units[0].get(p, ())) for p in places} for unit in units
+        ):
             return "the units differ in size or in where they lie"
         return ""
 
@@ -188,14 +209,27 @@ class _Finder:
         with that digit: a position that reaches one unit alone has spelled its number.
         """
         whole = influence.gradients(None, list(self.recording.others.values()))
-        tensors = {name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None}
-        found = {(name, dim): torch.zeros(size, dtype=torch.long) for name, t in tensors.items() for dim, size in enumerate(t.shape)}
+        tensors = {
+            name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None
+        }
+        found = {
+            (name, dim): torch.zeros(size, dtype=torch.long)
+            for name, t in tensors.items()
+            for dim, size in enumerate(t.shape)
+        }
         for digit in range(max((units - 1).bit_length(), 1)):
-            passes = [influence.gradients((of_column >> digit) & 1 == value, list(tensors.values())) for value in (0, 1)]
+            passes = [
+                influence.gradients((of_column >> digit) & 1 == value, list(tensors.values())) for value in (0, 1)
+            ]
             for name, zero, one in zip(tensors, *passes, strict=True):
                 for dim in range(tensors[name].dim()):
                     found[name, dim] = _spell(found[name, dim], digit, _touched(zero, dim), _touched(one, dim))
         return found
+
+
+def _later(one: int, two: int, before: Sequence[set[int]]) -> bool:
+    """Say if an operation depends on another one, or on all that the other depends on and more."""
+    return one in before[two] or bool(before[one] and before[one] < before[two])
 
 
 NONE, SEVERAL = -1, -2

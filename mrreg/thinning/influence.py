@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mrreg.thinning.recorder import MixingOp, Recording
+from mrreg.thinning.recorder import Recording
 
 Source = tuple[int, int]  # number of the operation in the recording, output channel
 
@@ -73,7 +73,10 @@ class Influence:
         grads = self.gradients(columns, [op.made for _, op in self.used])
         parts = []
         for grad, (_, op) in zip(grads, self.used, strict=True):
-            size, others = op.made.shape[op.made_dim], [d for d in range(op.made.dim()) if d != op.made_dim % op.made.dim()]
+            size, others = (
+                op.made.shape[op.made_dim],
+                [d for d in range(op.made.dim()) if d != op.made_dim % op.made.dim()],
+            )
             none = torch.zeros(size, dtype=torch.bool, device=op.made.device)
             parts.append(none if grad is None else grad.ne(0).sum(others) > 0)
         return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.bool)
@@ -96,7 +99,9 @@ class Influence:
             pairs = list(zip(halves[::2], halves[1::2], strict=True))
             doubtful = [i for i, (one, two) in enumerate(pairs) if one.sources & two.sources]
             ends = self._narrow([end for i in doubtful for end in pending[i].ends()])
-            whole = {i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources}
+            whole = {
+                i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources
+            }
             done += [pending[i] for i in whole]
             pending = _open([half for i, pair in enumerate(pairs) if i not in whole for half in pair], done)
         return done
@@ -129,12 +134,10 @@ def _compatible(blocks: Sequence[Block]) -> list[list[int]]:
     """Sort blocks, by number, into few lists in which no two have a source in common."""
     colours: list[tuple[set[int], list[int]]] = []
     for i, block in enumerate(blocks):
-        for taken, members in colours:
-            if taken.isdisjoint(block.sources):
-                break
-        else:
-            taken, members = set(), []
-            colours.append((taken, members))
-        taken |= block.sources
-        members.append(i)
+        fitting = next((colour for colour in colours if colour[0].isdisjoint(block.sources)), None)
+        if fitting is None:
+            fitting = set(), []
+            colours.append(fitting)
+        fitting[0].update(block.sources)
+        fitting[1].append(i)
     return [members for _, members in colours]

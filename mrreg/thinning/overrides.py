@@ -25,6 +25,12 @@ class OverrideSearch:
         self._served: list[tuple[Key, ...]] = []
         self._failed: set[tuple[Key, ...]] = set()
 
+    def guess(self, group: UnitGroup) -> list[AttributeOverride]:
+        """Return the overrides that served the last group of this kind; before that, none."""
+        candidates = self._candidates(group)
+        choice = next((each for each in self._served if set(each) <= set(candidates)), ())
+        return [each for key in choice for each in candidates[key]]
+
     def fewest(
         self, group: UnitGroup, trial: Callable[[Sequence[AttributeOverride]], str]
     ) -> tuple[list[AttributeOverride], str]:
@@ -34,9 +40,7 @@ class OverrideSearch:
             return [], ""
         candidates = self._candidates(group)
         keys = tuple(candidates)
-        if keys in self._failed:
-            return [], reason
-        for choice in self._choices(keys):
+        for choice in self._choices(keys) if keys not in self._failed else ():
             overrides = [each for key in choice for each in candidates[key]]
             if not trial(overrides):
                 self._served = [choice, *(each for each in self._served if each != choice)]

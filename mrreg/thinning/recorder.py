@@ -30,7 +30,7 @@ class MixingOp:
         bias: The same for its bias.
         columns: Where it has its input channels; an embedding has none.
         taken: Its input, whose dimension `taken_dim` counts channels.
-        made: Its output as a leaf of the graph, whose dimension `made_dim` counts channels.
+        made: A leaf of the graph that is added to its output, whose dimension `made_dim` counts channels.
     """
 
     rows: Channels
@@ -63,7 +63,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
         tensor.requires_grad_(True)
     mode = _Recorder(others)
     try:
-        with DoublePrecision(), mode:
+        with DoublePrecision(), mode:  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
@@ -98,15 +98,17 @@ class _Recorder(TorchFunctionMode):
         if rows is None:
             return func(*args, **kwargs)
         with torch.no_grad():
-            made = func(*args, **kwargs).detach().requires_grad_(True)
+            result = func(*args, **kwargs)
+        made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory
         columns = None if column is None else self._channels(weight, column)
         shift = None if bias is None else self._channels(bias, 0)
         self.ops.append(MixingOp(rows, shift, columns, taken, taken_dim, made, made_dim))
-        return made.clone()  # a leaf could not be changed in place
+        return result + made
 
     def _note_sum(self, one: Any, two: Any, in_place: bool) -> None:
         activations = all(
-            isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter) for each in (one, two)
+            isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter)
+            for each in (one, two)
         )
         if activations and one.shape == two.shape and one.dim() > 1:
             self.sums.append((one.clone() if in_place else one, two))
@@ -121,7 +123,7 @@ class _Recorder(TorchFunctionMode):
         for each, (size, stride) in enumerate(zip(owner.shape, owner.stride(), strict=True)):
             start = weight.storage_offset() // stride % size
             if stride == weight.stride(dim) and start + weight.shape[dim] <= size:
-                return Channels(name, each, start, weight.shape[dim])
+                return Channels(name, each, int(start), weight.shape[dim])
         return None
 
 
@@ -146,7 +148,9 @@ def _addmm(bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Layout | N
     return (x, weight, bias, (1, 0, -1, -1)) if bias.dim() == 1 and not scales else None
 
 
-def _conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any) -> Layout | None:
+def _conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any
+) -> Layout | None:
     channel = 1 - weight.dim()
     grouped = groups != 1 or (len(rest) > 3 and rest[3] != 1)
     return None if grouped else (x, weight, bias, (0, 1, channel, channel))
@@ -202,16 +206,17 @@ def _leaky_pool(dims: int) -> Callable[..., Any]:
     return pool
 
 
-def _batch_norm(func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any) -> Any:
+def _batch_norm(
+    func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+) -> Any:
     """Normalize by a formula: autograd's has no gradient for the running statistics."""
     training = named.get("training", rest[0] if rest else False)
     if training or mean is None:
         return func(x, mean, variance, weight, bias, *rest, **named)
     shape = (-1, *[1] * (x.dim() - 2))
-    result = (x - mean.reshape(shape)) * (variance.reshape(shape) + 1e-5).rsqrt()
-    if weight is not None:
-        result = result * weight.reshape(shape)
-    return result if bias is None else result + bias.reshape(shape)
+    scale = (variance + 1e-5).rsqrt() if weight is None else weight * (variance + 1e-5).rsqrt()
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return x * scale.reshape(shape) + shift.reshape(shape)
 
 
 # A unit that relu holds at zero, or that is never the largest, would seem to reach nothing.

@@ -56,7 +56,7 @@ class Trial:
         torch.manual_seed(0)
         self.twin.train(training)
         buffers = {id(buffer): buffer.clone() for buffer in self.twin.buffers()} if training else {}
-        with shown(self.twin, buffers), DoublePrecision(), _NoDropout():
+        with shown(self.twin, buffers), DoublePrecision(), _NoDropout():  # type: ignore[no-untyped-call]
             return list(tensors_in(self.twin(*self.inputs.args, **self.inputs.kwargs)))
 
     def difference(self) -> str:
@@ -99,20 +99,28 @@ class Trial:
         with shown(self.twin, {id(self.tensors[name]): value for name, value in small.items()}):
             yield
 
+    def forget_values(self) -> None:
+        """Give up what parameters hold, which frees their memory: what is left tells their shapes."""
+        for tensor in self.tensors.values():
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = tensor.new_zeros(()).expand(tensor.shape)
+
 
 @contextmanager
 def shown(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
     """Within, modules hold other tensors in the place of some parameters and buffers, by their ids."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
-        for table in (module._parameters, module._buffers):
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
             for name, value in table.items():
                 if id(value) in tensors:
                     changed.append((table, name, value))
     try:
         for table, name, value in changed:
             small = tensors[id(value)]
-            table[name] = nn.Parameter(small) if isinstance(value, nn.Parameter) else small
+            trained = isinstance(value, nn.Parameter)
+            table[name] = nn.Parameter(small, value.requires_grad) if trained else small
         yield
     finally:
         for table, name, value in changed:

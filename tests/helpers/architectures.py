@@ -49,13 +49,10 @@ def vgg() -> Case:
     return Case(model, image())
 
 
-def _torchvision(name: str, size: int = 64, **options: Any) -> Callable[[], Case]:
-    def make() -> Case:
-        from torchvision import models
+def resnet18() -> Case:
+    from torchvision.models.resnet import BasicBlock, ResNet
 
-        return Case(models.get_model(name, weights=None, num_classes=5, **options), image(size))
-
-    return make
+    return Case(ResNet(BasicBlock, [2, 1, 1, 1], num_classes=5), image())
 
 
 def _timm(name: str, size: int = 64, **options: Any) -> Callable[[], Case]:
@@ -67,10 +64,37 @@ def _timm(name: str, size: int = 64, **options: Any) -> Callable[[], Case]:
     return make
 
 
+def resnet50() -> Case:
+    from torchvision.models.resnet import Bottleneck, ResNet
+
+    return Case(ResNet(Bottleneck, [2, 1, 1, 1], num_classes=5), image())
+
+
 def resnext() -> Case:
     from torchvision.models.resnet import Bottleneck, ResNet
 
-    return Case(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=5, groups=4, width_per_group=16), image(64))
+    return Case(ResNet(Bottleneck, [1, 1, 1, 1], num_classes=5, groups=4, width_per_group=16), image())
+
+
+def mobilenet_v2() -> Case:
+    from torchvision.models import MobileNetV2
+
+    blocks = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 1, 2]]  # expansion, channels, number, stride
+    return Case(MobileNetV2(5, width_mult=0.5, inverted_residual_setting=blocks), image())
+
+
+def mobilenet_v3() -> Case:
+    from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
+
+    rows = [(16, 3, 16, 16, True, "RE", 2), (16, 3, 32, 24, False, "RE", 2), (24, 5, 48, 24, True, "HS", 1)]
+    return Case(MobileNetV3([InvertedResidualConfig(*row, 1, 1.0) for row in rows], 64, num_classes=5), image())
+
+
+def efficientnet() -> Case:
+    from torchvision.models.efficientnet import EfficientNet, MBConvConfig
+
+    blocks = [MBConvConfig(1, 3, 1, 32, 16, 1, 1.0, 1.0), MBConvConfig(6, 3, 2, 16, 24, 2, 1.0, 1.0)]
+    return Case(EfficientNet(blocks, 0.2, num_classes=5), image())
 
 
 def vit() -> Case:
@@ -135,13 +159,13 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "mlp": mlp,
     "lenet": lenet,
     "vgg": vgg,
-    "resnet18": _torchvision("resnet18"),
-    "resnet50": _torchvision("resnet50"),
+    "resnet18": resnet18,
+    "resnet50": resnet50,
     "resnext": resnext,
-    "mobilenet_v2": _torchvision("mobilenet_v2", width_mult=0.5),
-    "mobilenet_v3": _torchvision("mobilenet_v3_small"),
-    "efficientnet": _torchvision("efficientnet_b0"),
-    "efficientnet_timm": _timm("efficientnet_b0"),
+    "mobilenet_v2": mobilenet_v2,
+    "mobilenet_v3": mobilenet_v3,
+    "efficientnet": efficientnet,
+    "efficientnet_timm": _timm("test_efficientnet"),
     "vit": vit,
     "vit_timm": _timm("vit_tiny_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
     "swin": swin,
@@ -153,18 +177,39 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "decoder": decoder,
     "bert": _transformer("BertForSequenceClassification", "BertConfig", **SIZES),
     "distilbert": _transformer(
-        "DistilBertForSequenceClassification", "DistilBertConfig", dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=50
+        "DistilBertForSequenceClassification",
+        "DistilBertConfig",
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=48,
+        vocab_size=50,
     ),
     "roberta": _transformer("RobertaForSequenceClassification", "RobertaConfig", **SIZES),
-    "gpt2": _transformer("GPT2LMHeadModel", "GPT2Config", n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32),
+    "gpt2": _transformer(
+        "GPT2LMHeadModel", "GPT2Config", n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=32
+    ),
     "llama": _transformer("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=2, **SIZES),
     "qwen": _transformer("Qwen2ForCausalLM", "Qwen2Config", num_key_value_heads=2, **SIZES),
     "vit_hf": _transformer(
-        "ViTForImageClassification", "ViTConfig", image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2,
-        num_attention_heads=4, intermediate_size=48,
+        "ViTForImageClassification",
+        "ViTConfig",
+        image_size=32,
+        patch_size=8,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
     ),
     "t5": _transformer(
-        "T5ForConditionalGeneration", "T5Config", d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=50,
+        "T5ForConditionalGeneration",
+        "T5Config",
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        vocab_size=50,
         decoder_start_token_id=0,
     ),
     "phi3": _transformer("Phi3ForCausalLM", "Phi3Config", num_key_value_heads=2, **SIZES),
