@@ -11,6 +11,7 @@ from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import cut, is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks import compact_forward as compact
+from mrreg.masks.base import CyclicMask, ForwardRan
 from mrreg.masks.functional_call import functional_call
 from mrreg.masks.masked_tensor import MaskBuffers, as_floats, bits_dtype, masked
 from mrreg.masks.options import CHANGEABLE, WHERE, check_boost, check_module, check_structure
@@ -25,13 +26,7 @@ RUNTIME = {  # attributes that copies and pickles start without
 }
 
 
-class ForwardRan:
-    """Note that a masked forward has run; shared by a mask with its compiled graphs and replicas."""
-
-    masked = False
-
-
-class MultirateMask(Wrapper):
+class MultirateMask(Wrapper, CyclicMask):
     """Wraps a module and holds a random subset of its weights at zero on all but the last step of a cycle.
 
     It replaces nn.Dropout. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
@@ -83,11 +78,8 @@ class MultirateMask(Wrapper):
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
     """
 
-    _masking: bool  # forwards in training mode are masked
-    _attached: bool
     _warned: bool
-    _drawn: tuple[Any, ...] | None  # what the slow subset was drawn from: seed, first index, cycle, p
-    _drawn_p: float  # the p in it: the user may have set another since
+    _drawn_p: float  # of the slow subset: the user may have set another since
     _bits: dict[str, Tensor]  # of each masked parameter: -1 kept, 0 slow; they broadcast over it
     _float_masks: dict[str, Tensor]  # the same memory, for compilers
     _kept_units: dict[str, tuple[int, Tensor]]  # dimension and indices, where whole units without groups are drawn
@@ -198,21 +190,21 @@ class MultirateMask(Wrapper):
         """Have no slow subset."""
         vars(self).update(_drawn=None, _drawn_p=self.p, _bits={}, _float_masks={}, _kept_units={}, _unsharded={})
 
+    def _root(self) -> nn.Module:
+        return self.module
+
+    def _masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((target.name, parameter(self.module, target.name)) for target in self.targets)
+
+    def _draws(self) -> int:
+        return len(self.targets)
+
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
-        """Enter the phase after `clock` steps; `first` is the index of the first masked parameter in the model."""
-        cycle, phase = divmod(clock, self.k)
-        masking = self.p > 0 and phase < self.k - 1
-        if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
-            if self._drawn != (seed, first, cycle, self.p):
-                with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
-                    self._draw(seed, first, cycle)
-        elif self._drawn is not None:
-            self._clear_mask()
-        # at every step, and Module's own __setattr__ is slow
-        vars(self).update(_masking=masking, _attached=True, _versions={})
+        super()._set_phase(clock, seed, first)
+        self._forget_versions()
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
-        """Draw the slow subset of a cycle."""
+        """Draw the slow subset of a cycle; `first` is the index of the first masked parameter."""
         units: dict[str, Tensor] = {}
         self._clear_mask()
         for index, target in enumerate(self.targets, first):
@@ -231,7 +223,7 @@ class MultirateMask(Wrapper):
             self._set_bits(target.name, drawn)
             if is_sharded(weight):
                 self._unsharded[target.name] = source
-        vars(self).update(_drawn=(seed, first, cycle, self.p), _drawn_p=self.p)
+        vars(self).update(_drawn_p=self.p)
 
     def _set_bits(self, name: str, bits: Tensor) -> None:
         """Keep bits on the device of their parameter, as wide as its entries."""
@@ -264,7 +256,7 @@ class MultirateMask(Wrapper):
             warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=5)
 
     def _forget_versions(self) -> None:
-        self._versions = {}
+        vars(self)["_versions"] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, CHANGEABLE[name](value) if name in CHANGEABLE else value)

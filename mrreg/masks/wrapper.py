@@ -51,6 +51,7 @@ class Wrapper(nn.Module):
 
     def _forget_versions(self) -> None:
         """Note that parameters were written to by somebody who may."""
+        raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # Inside another module, torch looks for the plain module's keys under "module.": put them there.
