@@ -177,12 +177,13 @@ def watch_others() -> None:
 def _give_back_to_other(optimizer: Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling() or optimizer in _checked:
         return
+    if hasattr(optimizer, "due"):  # a `Multirate`
+        _checked.add(optimizer)
+        return
     params = [p for group in optimizer.param_groups for p in group["params"]]
     owners = {id(p): switch for p in params if (switch := _switch_of(p)) is not None and switch.at_rest}
     if not owners:
         _checked.add(optimizer)
-    if hasattr(optimizer, "due"):
-        return
     off = [p for p in params if _is_switched_off(p) and (p.grad is None or id(p) in owners)]
     if not off:
         return
