@@ -1,4 +1,4 @@
-"""The wording of every error and warning.
+"""Checks of arguments, and the wording of every error and warning.
 
 Messages follow one template, so that a reader always finds what was wrong, with which value, and what to do:
 
@@ -11,22 +11,22 @@ from numbers import Integral, Real
 from typing import TypeVar
 
 
-def number(where: str, argument: str, value: object, rule: str, valid: Callable[[float], bool]) -> float:
-    """Return the value as a float; a bool is no number, and NaN passes no comparison that `valid` makes."""
+def check_number(where: str, argument: str, value: object, rule: str, valid: Callable[[float], bool]) -> float:
+    """Return the value as a float; a bool is not a number, and NaN passes no comparison that `valid` makes."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise bad(TypeError, where, argument, f"a number, {rule}", value)
+        raise invalid_argument(TypeError, where, argument, f"a number, {rule}", value)
     if not valid(float(value)):
-        raise bad(ValueError, where, argument, rule, value)
+        raise invalid_argument(ValueError, where, argument, rule, value)
     return float(value)
 
 
-def whole(where: str, argument: str, value: object, least: int = 1) -> int:
+def check_int(where: str, argument: str, value: object, least: int = 1) -> int:
     """Return the value as an int of at least `least`."""
     rule = f"a whole number, at least {least}"
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise bad(TypeError, where, argument, rule, value)
+        raise invalid_argument(TypeError, where, argument, rule, value)
     if value < least:
-        raise bad(ValueError, where, argument, rule, value)
+        raise invalid_argument(ValueError, where, argument, rule, value)
     return int(value)
 
 
@@ -45,28 +45,28 @@ class NoEffectWarning(UserWarning):
     """
 
 
-def bad(kind: type[E], where: str, argument: str, rule: str, value: object, remedy: str = "") -> E:
+def invalid_argument(kind: type[E], where: str, argument: str, rule: str, value: object, remedy: str = "") -> E:
     """Build (not raise) the exception that names where, which argument, the rule, the value and the remedy."""
     message = f"{where}: {argument} must be {rule}, got {value!r}."
     return kind(f"{message} {remedy}".rstrip())
 
 
-def wrong_moment(where: str, problem: str, remedy: str) -> RuntimeError:
+def invalid_state(where: str, problem: str, remedy: str) -> RuntimeError:
     """Build the exception for a call that is right in itself but comes at the wrong moment."""
     return RuntimeError(f"{where}: {problem}. {remedy}")
 
 
-def some(names: Iterable[str]) -> str:
-    """At most five names, sorted, and how many more there are: 'a', 'b' and 3 more."""
+def quoted(names: Iterable[str]) -> str:
+    """Return at most five names, sorted, and how many more there are: 'a', 'b' and 3 more."""
     ordered = sorted(names)
     shown = ", ".join(repr(name) for name in ordered[:SHOWN])
     rest = len(ordered) - SHOWN
     return f"{shown} and {rest} more" if rest > 0 else shown or "none"
 
 
-def unknown(where: str, argument: str, rule: str, name: str, existing: Iterable[str]) -> ValueError:
+def unknown_name(where: str, argument: str, rule: str, name: str, existing: Iterable[str]) -> ValueError:
     """Build the exception for a name that matches nothing: the nearest names first, else what exists."""
     names = list(existing)
     near = difflib.get_close_matches(name, names, n=SHOWN, cutoff=0.6)
-    hint = f"Did you mean {some(near)}?" if near else f"There is: {some(names)}."
-    return bad(ValueError, where, argument, rule, name, hint)
+    hint = f"Did you mean {quoted(near)}?" if near else f"There is: {quoted(names)}."
+    return invalid_argument(ValueError, where, argument, rule, name, hint)

@@ -7,10 +7,11 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import bad, number, some, unknown, wrong_moment
+from mrreg.convert.layers import register_linear_layers
+from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.targets import Structure, targets
-from mrreg.module_utils import common, holders, join, within
+from mrreg.masks.targets import Structure, find_targets
+from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
 
@@ -22,7 +23,7 @@ def mask(
     *,
     parameters: Iterable[str | Tensor] | None = None,
     structure: Structure = "weight",
-    rescale: bool = False,
+    rescale: bool | None = None,
     boost: float | None = None,
 ) -> nn.Module:
     """Wrap the modules of a model that patterns name in `MultirateMask`, in place.
@@ -33,7 +34,7 @@ def mask(
 
     Args:
         model: Any module. It is changed in place and returned; where the model itself is named (`""`), its wrapper is.
-        patterns: From names or glob patterns of modules to p, the chance to be slow.
+        patterns: From names or glob patterns of modules to p, the probability of being slow.
         k: Steps per cycle, at least 1. Paper: k.
         parameters: As in `MultirateMask`, for every module.
         structure: As in `MultirateMask`.
@@ -56,26 +57,29 @@ def mask(
     """
     check_model(WHERE, model)
     if not isinstance(patterns, Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise bad(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
+        raise invalid_argument(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
     if not patterns:
-        raise bad(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+        raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+    register_linear_layers(WHERE, model)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
-    search = _Search(model, lambda module: bool(targets(module, wanted, structure)))
+    search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
     for pattern, value in patterns.items():
-        p = number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
+        p = check_number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
         for module in search.matching(pattern):
             if chosen.setdefault(module, p) != p:
                 rule = f"of one mind about the p of {search.path[module]!r}"
-                raise bad(ValueError, WHERE, "patterns", rule, (chosen[module], p), f"{pattern!r} matches it again.")
+                raise invalid_argument(
+                    ValueError, WHERE, "patterns", rule, (chosen[module], p), f"{pattern!r} matches it again."
+                )
     search.refuse_nested(set(chosen))
     for module in chosen:
-        search.refuse_tied(module, [target.name for target in targets(module, wanted, structure)])
+        search.refuse_tied(module, [target.name for target in find_targets(module, wanted, structure)])
 
     def wrapper(module: nn.Module, p: float) -> MultirateMask:
         return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
 
-    return replace(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
+    return replace_modules(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -102,27 +106,25 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     check_model("unwrap", model)
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
-    plain = replace("unwrap", model, {mask: mask.module for mask in masks})
+    plain = replace_modules("unwrap", model, {mask: mask.module for mask in masks})
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
-        mask._rest()
+        mask._detach()
         mask.p = 0.0
     return plain
 
 
 def check_model(where: str, model: object) -> None:
-    """Masks are put into modules of Python whose parameters have a shape."""
+    """Refuse what masks cannot be put into: scripted modules, and parameters that have no shape yet."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise bad(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
-    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
-        raise wrong_moment(where, f"the model has no shape yet for {some(lazy)}", "Run one forward first.")
+        raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
+    check_materialized(where, "model", model)
 
 
-def replace(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Put each value wherever its key is a child, and return what stands for the model itself."""
+def replace_modules(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put each value in the place of its key, wherever that is a child; return what stands for the model itself."""
     parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it
-        raise wrong_moment(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
+        raise invalid_state(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
     for parent in parents:
         for name, child in parent._modules.items():
             if child is not None and child in swaps:
@@ -145,7 +147,7 @@ class _Search:
         self.fits = fits
 
     def matching(self, pattern: str) -> list[nn.Module]:
-        """The modules that a name or pattern means: itself, or the innermost that have something to mask."""
+        """Return the modules that a name or pattern means: itself, or the innermost that have something to mask."""
         if pattern in self.names:
             return [self.names[pattern]]
         hits = {
@@ -154,7 +156,7 @@ class _Search:
             if fnmatchcase(name, pattern) and "parametrizations" not in name.split(".")
         }
         if not hits:
-            raise unknown(WHERE, "patterns", "names or patterns that match a module", pattern, self.names)
+            raise unknown_name(WHERE, "patterns", "names or patterns that match a module", pattern, self.names)
         problem = ""
         fitting: set[nn.Module] = set()
         for module, name in hits.items():
@@ -165,36 +167,40 @@ class _Search:
             else:
                 fitting.add(module)
         if not fitting:
-            raise bad(ValueError, WHERE, "patterns", "patterns that match something to mask", pattern, problem)
+            raise invalid_argument(
+                ValueError, WHERE, "patterns", "patterns that match something to mask", pattern, problem
+            )
         fitting -= {module.out_proj for module in fitting if isinstance(module, nn.MultiheadAttention)}
         return [module for module in hits if module in fitting and not any(m in fitting for m in _inside(module))]
 
     def refuse_nested(self, chosen: set[nn.Module]) -> None:
-        """No mask inside a mask, and none on a layer that is read but never called."""
+        """Refuse a mask inside a mask, and one on a layer that is read but never called."""
         masked = chosen | {module for module in self.path if isinstance(module, MultirateMask)}
         for outer in masked:
             clash = [inner for inner in _inside(outer) if inner in masked and chosen & {inner, outer}]
             if clash or (outer in chosen and isinstance(outer, MultirateMask)):
                 rule = "names of modules without masks, none inside another"
                 both = [self.path[module] for module in (outer, *clash[:1])]
-                raise bad(ValueError, WHERE, "patterns", rule, both, "mrreg.unwrap takes masks out.")
+                raise invalid_argument(ValueError, WHERE, "patterns", rule, both, "mrreg.unwrap takes masks out.")
         for module, path in self.path.items():
             if isinstance(module, nn.MultiheadAttention) and module.out_proj in chosen:
                 rule = "names of modules that are called"
                 remedy = f"{path!r} reads its weights itself: mask {path!r} with parameters=['out_proj.weight']."
-                raise bad(ValueError, WHERE, "patterns", rule, self.path[module.out_proj], remedy)
+                raise invalid_argument(ValueError, WHERE, "patterns", rule, self.path[module.out_proj], remedy)
 
     def refuse_tied(self, module: nn.Module, parameters: Iterable[str]) -> None:
-        """A masked tensor belongs to the wrapped module alone: others would use it without the mask."""
+        """Refuse a masked tensor that other modules have too: they would use it without the mask."""
         path = self.path[module]
         for name in parameters:
             owners = self.holders[id(module.get_parameter(name))]
             if outside := [owner for owner in owners if not within(path, owner)]:
                 remedy = f"Mask what holds both, {common(path, outside[0])!r}, with parameters=[...] naming it."
                 rule = "names of modules that share no masked parameter with others"
-                raise bad(ValueError, WHERE, "patterns", rule, f"{join(path, name)}, also in {some(outside)}", remedy)
+                raise invalid_argument(
+                    ValueError, WHERE, "patterns", rule, f"{join(path, name)}, also in {quoted(outside)}", remedy
+                )
 
 
 def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules below one."""
+    """Yield the modules inside a module."""
     return islice(module.modules(), 1, None)

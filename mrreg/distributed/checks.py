@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import bad, some, wrong_moment
+from mrreg.errors import invalid_argument, invalid_state, quoted
 
 DDP = nn.parallel.DistributedDataParallel
 SHARD_OUTSIDE = "Apply fully_shard to the MultirateMask or to a module around it."
@@ -35,7 +35,7 @@ def check_wrapper(where: str, wrapper: DDP, switches: bool) -> None:
     if switches and (wrapper.static_graph or not wrapper.find_unused_parameters):
         problem = "DistributedDataParallel waits for a gradient of every parameter, and slow ones mostly have none"
         remedy = "Build it with find_unused_parameters=True and without static_graph, or use fully_shard."
-        raise wrong_moment(where, problem, remedy)
+        raise invalid_state(where, problem, remedy)
     check_averaged(where, [wrapper], [(n, p) for n, p in wrapper.module.named_parameters() if p.requires_grad])
 
 
@@ -45,11 +45,11 @@ def check_averaged(where: str, wrappers: Iterable[DDP], trained: Iterable[tuple[
     lost = [name for name, p in trained if id(p) in left] if left else []
     if lost:
         problem = (
-            f"DistributedDataParallel was built while {some(lost)} had requires_grad=False, and never averages their "
+            f"DistributedDataParallel was built while {quoted(lost)} had requires_grad=False, and never averages their "
             "gradients over the ranks"
         )
         remedy = "Make everything trainable that will ever train, then wrap the model, then build the optimizer."
-        raise wrong_moment(where, problem, remedy)
+        raise invalid_state(where, problem, remedy)
 
 
 def unaveraged(wrapper: DDP) -> frozenset[int]:
@@ -84,7 +84,7 @@ def _is_fsdp1(module: nn.Module) -> bool:
 
 def _fsdp1(where: str, argument: str) -> TypeError:
     remedy = "It replaces parameters by flat ones: use torch.distributed.fsdp.fully_shard (FSDP2)."
-    return bad(TypeError, where, argument, "without FSDP1", "FullyShardedDataParallel", remedy)
+    return invalid_argument(TypeError, where, argument, "without FSDP1", "FullyShardedDataParallel", remedy)
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
@@ -98,7 +98,7 @@ def check_engine(where: str, argument: str, optimizer: object) -> None:
         if f"{kind.__module__}.".startswith(ENGINES):
             remedy = "It keeps copies or shards of its own: use fully_shard or DistributedDataParallel."
             rule = "an optimizer of the model's own parameters"
-            raise bad(TypeError, where, argument, rule, type(optimizer).__name__, remedy)
+            raise invalid_argument(TypeError, where, argument, rule, type(optimizer).__name__, remedy)
 
 
 class DDPGuard:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
-from mrreg.errors import bad, some, whole, wrong_moment
+from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.step_hooks import WHERE, Driver, check_fast
+from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast
 from mrreg.module_utils import join, parameter, within
 
 REFUSED = {
@@ -24,14 +24,14 @@ REFUSED = {
 class Attachment:
     """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
 
-    def __init__(self, drivers: list[Driver]) -> None:
-        self._drivers = drivers
+    def __init__(self, step_hooks: list[MaskStepHooks]) -> None:
+        self._hooks = step_hooks
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
-        for driver in self._drivers:
-            driver.stop()
-        self._drivers = []
+        for hooks in self._hooks:
+            hooks.stop()
+        self._hooks = []
 
     def __enter__(self) -> Self:
         return self
@@ -86,21 +86,21 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     """
     optimizers = [_real(o) for o in _several(optimizer)]
     if not isinstance(model, nn.Module):
-        raise bad(TypeError, WHERE, "model", "an nn.Module", model)
-    seed = whole(WHERE, "seed", seed, least=0)
+        raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", model)
+    seed = check_int(WHERE, "seed", seed, least=0)
     check_model(WHERE, model, switches=False)
-    drivers = [Driver(o, seed) for o in optimizers]
+    step_hooks = [MaskStepHooks(o, seed) for o in optimizers]
     first = 0
     for name, mask in _masks(model):
         owner = _owner(optimizers, model, name, mask)
         if owner is not None:
-            drivers[owner].masks.append((mask, first))
+            step_hooks[owner].masks.append((mask, first))
         first += len(mask.targets)
-    for o, driver in zip(optimizers, drivers, strict=True):
-        driver.phase(WHERE, o.param_groups)  # all of them before the first one starts
-    for o, driver in zip(optimizers, drivers, strict=True):
-        driver.start(o)
-    return Attachment(drivers)
+    for o, hooks in zip(optimizers, step_hooks, strict=True):
+        hooks.read_clock(WHERE, o.param_groups)  # all of them before the first one starts
+    for o, hooks in zip(optimizers, step_hooks, strict=True):
+        hooks.start(o)
+    return Attachment(step_hooks)
 
 
 def _several(optimizer: Any) -> list[Any]:
@@ -109,7 +109,7 @@ def _several(optimizer: Any) -> list[Any]:
         [optimizer] if isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable) else list(optimizer)
     )
     if not several:
-        raise bad(ValueError, WHERE, "optimizer", "at least one optimizer", several)
+        raise invalid_argument(ValueError, WHERE, "optimizer", "at least one optimizer", several)
     return list(dict.fromkeys(several))
 
 
@@ -120,18 +120,21 @@ def _real(optimizer: Any) -> Optimizer:
         inner = getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer):
             rule = "a torch.optim.Optimizer with step hooks, or wrap one as `.optimizer`"
-            raise bad(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
+            raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
         optimizer = inner
         check_engine(WHERE, "optimizer", optimizer)
     for kind in type(optimizer).__mro__:
         if kind.__name__ in REFUSED:
             rule = "an optimizer whose update is element-wise"
-            raise bad(TypeError, WHERE, "optimizer", rule, kind.__name__, f"Not so here: {REFUSED[kind.__name__]}.")
+            raise invalid_argument(
+                TypeError, WHERE, "optimizer", rule, kind.__name__, f"Not so here: {REFUSED[kind.__name__]}."
+            )
     if any(
-        getattr(hook, "__self__", None).__class__ is Driver for hook in optimizer._optimizer_step_post_hooks.values()
+        getattr(hook, "__self__", None).__class__ is MaskStepHooks
+        for hook in optimizer._optimizer_step_post_hooks.values()
     ):
         name = type(optimizer).__name__
-        raise wrong_moment(WHERE, f"this {name} is attached already", "Call remove() on its handle first.")
+        raise invalid_state(WHERE, f"this {name} is attached already", "Call remove() on its handle first.")
     return optimizer  # type: ignore[no-any-return]
 
 
@@ -140,16 +143,16 @@ def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
     found = [(name, m) for name, m in model.named_modules() if isinstance(m, MultirateMask)]
     if not found:
         rule, remedy = "a module that contains a MultirateMask", "Wrap a layer first."
-        raise bad(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
+        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention) and isinstance(module.out_proj, MultirateMask):
             remedy = "Attention reads those weights itself: mask the attention with parameters=['out_proj.weight']."
             rule = "a module whose masks are called"
-            raise bad(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
+            raise invalid_argument(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
     for name, mask in found:
         _refuse_sharding_inside(name, mask)
-        if mask._driven:
-            raise wrong_moment(
+        if mask._attached:
+            raise invalid_state(
                 WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
             )
     return iter(found)
@@ -160,7 +163,7 @@ def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
     for inner, module in mask.module.named_modules():
         if is_fully_sharded(module):
             path = ".".join(filter(None, (name, "module", inner)))
-            raise wrong_moment(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
+            raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
 def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: MultirateMask) -> int | None:
@@ -175,12 +178,14 @@ def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: Multi
     lost = [path for path in missing if model.get_parameter(path).requires_grad]
     if lost:
         remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
-        raise bad(
-            ValueError, WHERE, "optimizer", "the owner of every masked parameter", f"none for {some(lost)}", remedy
+        raise invalid_argument(
+            ValueError, WHERE, "optimizer", "the owner of every masked parameter", f"none for {quoted(lost)}", remedy
         )
     if len(owners) > 1:
         remedy = "A mask has one clock: give all its parameters to one optimizer."
-        raise bad(ValueError, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy)
+        raise invalid_argument(
+            ValueError, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy
+        )
     return next(iter(owners), None)
 
 
@@ -203,4 +208,4 @@ def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:
         if id(p) in inside and not any(within(place, path) for place in places):
             own = next(n for n, q in every if q is p and within(join(name, "module"), n))
             remedy = "Wrap their common parent instead."
-            raise bad(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)
+            raise invalid_argument(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)

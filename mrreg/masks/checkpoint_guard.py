@@ -1,35 +1,21 @@
 """Activation checkpointing inside a masked module: refused, because it recomputes when the mask is off."""
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import wrong_moment
+from mrreg.errors import invalid_state
+from mrreg.module_utils import is_stock, tensors_in
 
 PROBLEM = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
 REMEDY = "Put the checkpoint around the MultirateMask instead, or mask the layers inside the checkpointed part."
 
 
 def _refusal() -> RuntimeError:
-    return wrong_moment("MultirateMask", PROBLEM, REMEDY)
-
-
-def _bare(module: nn.Module) -> bool:
-    """Whether a module runs what torch has written for its class and nothing else, so that no checkpoint is in it."""
-    kind = type(module)
-    if module._forward_hooks or module._forward_pre_hooks or not kind.__module__.startswith("torch.nn."):
-        return False
-    return kind.forward.__module__.startswith("torch.nn.") and _methods(kind).isdisjoint(module.__dict__)  # type: ignore[arg-type]
-
-
-@functools.cache
-def _methods(kind: type[nn.Module]) -> frozenset[str]:
-    """What an instance should not replace."""
-    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+    return invalid_state("MultirateMask", PROBLEM, REMEDY)
 
 
 @contextmanager
@@ -40,7 +26,7 @@ def refuse_checkpointing(module: nn.Module, weights: Iterable[Tensor]) -> Iterat
     the reentrant one leaves its node in the graph. Looking for it takes long, so that layers of torch are spared it.
     """
     hooked = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-    if torch.compiler.is_compiling() or (not hooked and all(map(_bare, module.modules()))):
+    if torch.compiler.is_compiling() or (not hooked and all(map(is_stock, module.modules()))):
         yield lambda output: output
         return
     first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=None)
@@ -57,7 +43,7 @@ def refuse_checkpointing(module: nn.Module, weights: Iterable[Tensor]) -> Iterat
 
 def _without_reentrant(output: Any, first: int) -> Any:
     """The output, if no reentrant checkpoint lies between it and the nodes made before `first`."""
-    pending = [t.grad_fn for t in _tensors(output) if t.grad_fn is not None]
+    pending = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
     seen = set(pending)
     while pending:
         node = pending.pop()
@@ -68,15 +54,3 @@ def _without_reentrant(output: Any, first: int) -> Any:
                 seen.add(below)
                 pending.append(below)
     return output
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in a module's output."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _tensors(inner)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from mrreg.masks.functional_call import call_with
-from mrreg.module_utils import parameter
+from mrreg.masks.functional_call import functional_call
+from mrreg.module_utils import is_stock, parameter
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
@@ -46,7 +46,7 @@ class Units(NamedTuple):
         return parameter.shape[self.dim] - len(self.kept)
 
 
-def chosen(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
+def should_use(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
     """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
     return known and pays(module, structure, units, args) and unnoticed(module) and _together(module, units)
@@ -63,18 +63,15 @@ def unnoticed(module: nn.Module) -> bool:
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
     """
-    return all(map(ordinary, module.modules()))
+    return all(map(is_plain, module.modules()))
 
 
-def ordinary(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        return False
-    if "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules."):
-        return False
     if module.__dict__.get("groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
-    return all(type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
+    plain = (type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
+    return is_stock(module) and all(plain)
 
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
@@ -119,14 +116,14 @@ def forward(
     """
     small = {name: kept.gather(parameter(module, name)) for name, kept in units.items()}
     if structure == "hidden":
-        return call_with(small, module, args, kwargs)
+        return functional_call(small, module, args, kwargs)
     weight, kept = parameter(module, "weight"), units["weight"].kept
     if structure == "input":
-        return call_with(small, module, (args[0].index_select(_channel(weight), kept), *args[1:]), kwargs)
+        return functional_call(small, module, (args[0].index_select(_channel(weight), kept), *args[1:]), kwargs)
     bias = None if "bias" in units else module._parameters["bias"]
     if bias is not None:
         small["bias"] = bias.index_select(0, kept)
-    narrow = call_with(small, module, args, kwargs)
+    narrow = functional_call(small, module, args, kwargs)
     shape = list(narrow.shape)
     shape[_channel(weight)] = weight.shape[0]
     rest = narrow.new_zeros(shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Workspace:
+class ReusableBuffer:
     """Hands out one tensor like those it is asked for; the same memory again once everybody else has let it go."""
 
     _storage: torch.UntypedStorage  # of the memory, once there is any; pickles and copies come before
@@ -23,9 +23,9 @@ class Workspace:
 
     def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """An uninitialized contiguous tensor."""
-        return self.like(torch.empty((), dtype=dtype, device=device).expand(shape))
+        return self.empty_like(torch.empty((), dtype=dtype, device=device).expand(shape))
 
-    def like(self, value: Tensor) -> Tensor:
+    def empty_like(self, value: Tensor) -> Tensor:
         """An uninitialized tensor with the shape, strides, type and device of another."""
         if value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
             return torch.empty_like(value, requires_grad=False)
@@ -60,7 +60,7 @@ def as_bits(value: Tensor) -> Tensor:
     return value.view(bits_dtype(value))
 
 
-def as_numbers(bits: Tensor, value: Tensor) -> Tensor:
+def as_floats(bits: Tensor, value: Tensor) -> Tensor:
     """Bits, read as entries of a tensor: NaN where kept, zero where slow.
 
     Compilers for CPUs compare numbers of one type fast, and select by whole numbers or truth values slowly.
@@ -68,22 +68,17 @@ def as_numbers(bits: Tensor, value: Tensor) -> Tensor:
     return bits.view(value.dtype)
 
 
-class Substitute:
+class MaskBuffers:
     """The masked tensor of one parameter and its gradient, in memory that is used again."""
 
     def __init__(self) -> None:
-        self.bits, self.values, self.gradients = Workspace(), Workspace(), Workspace()
-
-    def has_made(self, grad: Tensor) -> bool:
-        """Whether a gradient lies in this memory."""
-        address = self.values.address, self.gradients.address
-        return any(address) and grad.data_ptr() in address
+        self.bits, self.values, self.gradients = ReusableBuffer(), ReusableBuffer(), ReusableBuffer()
 
 
-Mask = tuple[Tensor, float, Substitute]  # how a parameter is masked: bits, the factor of what is kept, and memory
+Mask = tuple[Tensor, float, MaskBuffers]  # how a parameter is masked: bits, the factor of what is kept, and memory
 
 
-def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bool = False) -> Tensor:
+def masked(value: Tensor, bits: Tensor, scale: float, own: MaskBuffers, grad_is_exclusive: bool = False) -> Tensor:
     """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient.
 
     `fresh` says that the gradient of the masked tensor will be nobody else's, as that of one matrix product.
@@ -95,7 +90,7 @@ def masked(value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bo
     elif torch.is_inference_mode_enabled():
         how = select  # own memory would become memory of inference mode
     else:
-        return _Masked.apply(value, bits, scale, own, fresh)  # type: ignore[no-any-return]
+        return _Masked.apply(value, bits, scale, own, grad_is_exclusive)  # type: ignore[no-any-return]
     kept: Tensor = how(value, bits)
     return kept if scale == 1 else kept * scale
 
@@ -105,14 +100,14 @@ def select(value: Tensor, bits: Tensor) -> Tensor:
     return torch.where(bits != 0, value, 0.0)
 
 
-def fill(work: Workspace, value: Tensor, bits: Tensor, scale: float) -> Tensor:
+def masked_into(work: ReusableBuffer, value: Tensor, bits: Tensor, scale: float) -> Tensor:
     """Compute scale * (value & bits) in the memory of a workspace."""
-    out = work.like(value)
+    out = work.empty_like(value)
     torch.bitwise_and(as_bits(value), bits, out=as_bits(out))
     return out if scale == 1 else out.mul_(scale)
 
 
-def fill_again(value: Tensor, bits: Tensor, scale: float) -> Tensor:
+def masked_in_place(value: Tensor, bits: Tensor, scale: float) -> Tensor:
     """Compute scale * (value & bits) in the memory of the value."""
     as_bits(value).bitwise_and_(bits)
     return value if scale == 1 else value.mul_(scale)
@@ -122,25 +117,27 @@ class _Masked(torch.autograd.Function):
     """scale * (value & bits), whose derivative is the same function of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, bits: Tensor, scale: float, own: Substitute, fresh: bool) -> Tensor:
-        ctx.bits, ctx.scale, ctx.own, ctx.fresh = bits, scale, own, fresh
-        return fill(own.values, value, bits, scale)
+    def forward(
+        ctx: Any, value: Tensor, bits: Tensor, scale: float, own: MaskBuffers, grad_is_exclusive: bool
+    ) -> Tensor:
+        ctx.bits, ctx.scale, ctx.own, ctx.grad_is_exclusive = bits, scale, own, grad_is_exclusive
+        return masked_into(own.values, value, bits, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
             found = select(grad, ctx.bits) * ctx.scale
         elif torch.is_grad_enabled():  # somebody differentiates the gradient
-            found = masked(grad, ctx.bits, ctx.scale, Substitute())
-        elif ctx.fresh:
-            found = fill_again(grad, ctx.bits, ctx.scale)
+            found = masked(grad, ctx.bits, ctx.scale, MaskBuffers())
+        elif ctx.grad_is_exclusive:
+            found = masked_in_place(grad, ctx.bits, ctx.scale)
         else:
-            found = fill(ctx.own.gradients, grad, ctx.bits, ctx.scale)
+            found = masked_into(ctx.own.gradients, grad, ctx.bits, ctx.scale)
         return found, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return masked(tangent, ctx.bits, ctx.scale, Substitute())
+        return masked(tangent, ctx.bits, ctx.scale, MaskBuffers())
 
 
 class _Selected(torch.autograd.Function):

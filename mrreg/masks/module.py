@@ -1,42 +1,43 @@
 """A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.distributed.sharding import cut, is_sharded
-from mrreg.errors import NoEffectWarning, bad, number, some, whole, wrong_moment
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state
 from mrreg.masks import compact_forward as compact
-from mrreg.masks import fast_linear as linear
 from mrreg.masks.checkpoint_guard import refuse_checkpointing
-from mrreg.masks.functional_call import call_with
-from mrreg.masks.masked_tensor import Substitute, as_numbers, bits_dtype, masked
+from mrreg.masks.functional_call import functional_call
+from mrreg.masks.masked_tensor import Mask, MaskBuffers, as_floats, bits_dtype, masked
 from mrreg.masks.sampling import Key, draw_bits, draw_units
-from mrreg.masks.targets import STRUCTURES, Structure, Target, targets
+from mrreg.masks.targets import STRUCTURES, MaskTarget, Structure, find_targets
 from mrreg.masks.wrapper import Wrapper
-from mrreg.module_utils import parameter
+from mrreg.module_utils import check_materialized, parameter
 
 WHERE = "MultirateMask"
+LINEAR_FORWARD = nn.Linear.forward  # others may patch the class later
 
 
 def _true_or_false(rescale: object) -> bool:
     if not isinstance(rescale, bool):
-        raise bad(TypeError, WHERE, "rescale", "True or False", rescale)
+        raise invalid_argument(TypeError, WHERE, "rescale", "True or False", rescale)
     return rescale
 
 
 CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while training
-    "p": lambda p: number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
-    "k": lambda k: whole(WHERE, "k", k),
+    "p": lambda p: check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
+    "k": lambda k: check_int(WHERE, "k", k),
     "rescale": _true_or_false,
 }
 
 
-class Ran:
+class ForwardRan:
     """Whether a masked forward has run; an object of its own, so that graphs and replicas of a mask can say so too."""
 
     masked = False
@@ -65,7 +66,8 @@ class MultirateMask(Wrapper):
         structure: What is drawn: "weight" for single entries; "input" or "output" for whole units of each layer,
             exactly round(p * units) of them; "hidden" for the units between the two layers of
             Sequential(Linear, activation, Linear) or of the feed-forward half of a Transformer layer.
-        rescale: Divide the kept weights by 1 - p on masked steps.
+        rescale: Divide the kept weights by 1 - p on masked steps. None: for whole units, as nn.Dropout does, and not
+            for single weights, as in the paper.
         boost: Factor of the slow step; None means k. Paper: h_S / h_F.
 
     Shape:
@@ -96,9 +98,9 @@ class MultirateMask(Wrapper):
     _drawn: tuple[Any, ...] | None  # what `_bits` were drawn from
     _drawn_p: float  # the p in it: the user may have set another since
     _bits: dict[str, Tensor]
-    _numbers: dict[str, Tensor]  # the same memory, for compilers
-    _kept: dict[str, tuple[int, Tensor]]
-    _whole: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
+    _float_masks: dict[str, Tensor]  # the same memory, for compilers
+    _kept_units: dict[str, tuple[int, Tensor]]
+    _unsharded: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
 
     def __init__(
         self,
@@ -108,19 +110,19 @@ class MultirateMask(Wrapper):
         *,
         parameters: Iterable[str | Tensor] | None = None,
         structure: Structure = "weight",
-        rescale: bool = False,
+        rescale: bool | None = None,
         boost: float | None = None,
     ) -> None:
         super().__init__()
         _check_module(module)
         if not isinstance(structure, str) or structure not in STRUCTURES:
             kind = ValueError if isinstance(structure, str) else TypeError
-            raise bad(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
-        self.p, self.k, self.boost, self.rescale = p, k, boost, rescale
-        self.structure = structure
-        self.targets = targets(module, parameters, structure)
+            raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
+        self.p, self.k, self.boost, self.structure = p, k, boost, structure
+        self.rescale = structure != "weight" if rescale is None else rescale
+        self.targets = find_targets(module, parameters, structure)
         self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
-        self._rest()
+        self._detach()
         self.module = module
 
     @property
@@ -130,7 +132,7 @@ class MultirateMask(Wrapper):
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
-        self._boost = None if boost is None else number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
+        self._boost = None if boost is None else check_number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
 
     def extra_repr(self) -> str:
         """What the wrapper adds to the module, for `print(model)`."""
@@ -138,9 +140,9 @@ class MultirateMask(Wrapper):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module computes; in training mode, on masked steps, with its slow entries at zero."""
-        if self._on and self.training:
+        if self._masking and self.training:
             return self._forward_masked(args, kwargs)
-        if not self._driven and self.training:
+        if not self._attached and self.training:
             self._warn_undriven()
         return self.module(*args, **kwargs)
 
@@ -148,62 +150,69 @@ class MultirateMask(Wrapper):
         """The one place where a masked step chooses how it computes.
 
         Here `self._bits[name]` has the bit pattern of each masked parameter (-1 kept, 0 slow; it broadcasts over the
-        parameter), `self._kept[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped units,
-        and `self._scale(target)` the factor of its kept entries.
+        parameter), `self._kept_units[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped
+        units, and `self._scale(target)` the factor of its kept entries.
         """
-        self._ran.masked = True
+        self._forward_ran.masked = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
-        if self._kept:
+        if self._kept_units:
             scales = {t.name: self._scale(t) for t in self.targets}
-            units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept.items()}
-            if compact.chosen(module, self.structure, units, args):
+            units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept_units.items()}
+            if compact.should_use(module, self.structure, units, args):
                 return compact.forward(module, self.structure, units, args, kwargs)
         values, masks = {}, {}
         for t in self.targets:
             values[t.name] = value = parameter(module, t.name)
-            masks[t.name] = self._whole_bits(t.name, value), self._scale(t), self._own[t.name]
-        if "weight" in masks and linear.is_bare(module, args, kwargs):
-            return linear.forward(module, args[0], masks)
+            masks[t.name] = self._forward_bits(t.name, value), self._scale(t), self._mask_buffers[t.name]
+        if "weight" in masks and _is_bare_linear(module, args, kwargs):
+            return _bare_linear(module, args[0], masks)
         weights = {name: masked(value, *masks[name]) for name, value in values.items()}
         with refuse_checkpointing(module, weights.values()) as check:
-            return check(call_with(weights, module, args, kwargs))
+            return check(functional_call(weights, module, args, kwargs))
 
-    def _whole_bits(self, name: str, value: Tensor) -> Tensor:
+    def _forward_bits(self, name: str, value: Tensor) -> Tensor:
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""
         if is_sharded(value):
             problem = "the parameters are still sharded in the forward"
             remedy = f"{SHARD_OUTSIDE} Call a module that it was applied to. Tensor parallel layers cannot be masked."
-            raise wrong_moment(WHERE, problem, remedy)
-        source = self._whole.get(name)
+            raise invalid_state(WHERE, problem, remedy)
+        source = self._unsharded.get(name)
         if source is None:
-            return self._numbers[name] if torch.compiler.is_compiling() else self._bits[name]
+            return self._float_masks[name] if torch.compiler.is_compiling() else self._bits[name]
         bits = source if isinstance(source, Tensor) else draw_bits(value, source, self._drawn_p)
         return bits.to(value.device, bits_dtype(value))
 
-    def _scale(self, target: Target) -> float:
+    def _scale(self, target: MaskTarget) -> float:
         """What kept entries are multiplied by on masked steps."""
         return 1 / (1 - self._drawn_p) if self.rescale and target.rescaled and self._drawn_p < 1 else 1.0
 
     # what `attach` drives
 
-    def _rest(self) -> None:
+    def _detach(self) -> None:
         """Become dense and undriven."""
-        self._on = False  # whether forwards in training mode are masked
-        self._driven = False
+        self._masking = False  # whether forwards in training mode are masked
+        self._attached = False
         self._warned = False
-        self._ran = Ran()
-        self._forget()
-        self._own = {t.name: Substitute() for t in self.targets}
+        self._forward_ran = ForwardRan()
+        self._clear_mask()
+        self._mask_buffers = {t.name: MaskBuffers() for t in self.targets}
 
-    def _forget(self) -> None:
+    def _clear_mask(self) -> None:
         """Have no slow subset."""
         vars(self).update(self._nothing_drawn())
 
     def _nothing_drawn(self) -> dict[str, Any]:
         """The attributes that a draw sets, without one."""
-        return {"_drawn": None, "_drawn_p": self.p, "_bits": {}, "_numbers": {}, "_kept": {}, "_whole": {}}
+        return {
+            "_drawn": None,
+            "_drawn_p": self.p,
+            "_bits": {},
+            "_float_masks": {},
+            "_kept_units": {},
+            "_unsharded": {},
+        }
 
-    def _turn(self, clock: int, seed: int, first: int) -> None:
+    def _set_phase(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
         cycle, phase = divmod(clock, self.k)
         masking = self.p > 0 and phase < self.k - 1
@@ -212,36 +221,36 @@ class MultirateMask(Wrapper):
                 with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
                     self._draw(seed, first, cycle)
         elif self._drawn is not None:
-            self._forget()
-        vars(self).update(_on=masking, _driven=True)  # at every step, and Module's own __setattr__ is slow
+            self._clear_mask()
+        vars(self).update(_masking=masking, _attached=True)  # at every step, and Module's own __setattr__ is slow
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
         """Draw the slow subset of a cycle."""
         units: dict[str, Tensor] = {}
-        self._forget()
+        self._clear_mask()
         for index, target in enumerate(self.targets, first):
             weight = parameter(self.module, target.name).detach()
             key = (seed, index, cycle)
             source: Tensor | Key = key
             if target.layout is None:
-                drawn = draw_bits(weight, key, self.p, self._own[target.name].bits)
+                drawn = draw_bits(weight, key, self.p, self._mask_buffers[target.name].bits)
             else:
                 if target.group not in units:
                     units[target.group] = draw_units(key, self.p, target.layout.units, weight.device)
                 source = target.layout.spread(units[target.group], weight.shape)
                 drawn = cut(source, weight)
                 if target.layout.repeats == target.layout.groups == 1:
-                    self._kept[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
+                    self._kept_units[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
             self._set_bits(target.name, drawn)
             if is_sharded(weight):
-                self._whole[target.name] = source
+                self._unsharded[target.name] = source
         vars(self).update(_drawn=(seed, first, cycle, self.p), _drawn_p=self.p)
 
     def _set_bits(self, name: str, bits: Tensor) -> None:
         """Keep bits where their parameter is, as wide as its entries."""
         weight = parameter(self.module, name)
         self._bits[name] = bits.to(weight.device, bits_dtype(weight))
-        self._numbers[name] = as_numbers(self._bits[name], weight)
+        self._float_masks[name] = as_floats(self._bits[name], weight)
 
     def _warn_undriven(self) -> None:
         """Say once that nothing drives this mask; without gradients nobody trains (`update_bn` of an average)."""
@@ -256,30 +265,52 @@ class MultirateMask(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles get: a mask that nothing drives."""
-        undriven = {"_on": False, "_driven": False, "_warned": False, "_ran": Ran()} | self._nothing_drawn()
-        return self.__dict__ | undriven | {"_own": {t.name: Substitute() for t in self.targets}}
+        undriven = {
+            "_masking": False,
+            "_attached": False,
+            "_warned": False,
+            "_forward_ran": ForwardRan(),
+        } | self._nothing_drawn()
+        return self.__dict__ | undriven | {"_mask_buffers": {t.name: MaskBuffers() for t in self.targets}}
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Move and cast as any module does; the bits follow their parameters."""
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, bits in self._bits.items():
             self._set_bits(name, bits)
-        self._kept = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept.items()}
+        self._kept_units = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept_units.items()}
         return self
+
+
+def _is_bare_linear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True for one matrix product that nobody watches: a module call would cost more than the mask."""
+    if type(module) is not nn.Linear or nn.Linear.forward is not LINEAR_FORWARD or kwargs or len(args) != 1:
+        return False
+    return compact.is_plain(module) and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def _bare_linear(module: nn.Module, x: Tensor, masks: Mapping[str, Mask]) -> Tensor:
+    """Return the output of a Linear whose weight, and maybe bias, is masked."""
+    bias: Tensor | None = module._parameters["bias"]
+    if bias is not None and "bias" in masks:
+        bias = masked(bias, *masks["bias"])
+    weight = masked(parameter(module, "weight"), *masks["weight"], grad_is_exclusive=True)
+    return functional.linear(x, weight, bias)
 
 
 def _check_module(module: object) -> None:
     """Masks wrap modules, and do not nest."""
     if not isinstance(module, nn.Module):
-        raise bad(TypeError, WHERE, "module", "an nn.Module", module)
-    if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
-        raise wrong_moment(WHERE, f"the module has no shape yet for {some(lazy)}", "Run one forward first.")
+        raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
+    check_materialized(WHERE, "module", module)
     for name, inner in module.named_modules():
         if is_fully_sharded(inner):
             rule = "without fully_shard inside"
-            raise bad(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
+            raise invalid_argument(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
         if isinstance(inner, MultirateMask):
-            raise bad(ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest.")
+            raise invalid_argument(
+                ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest."
+            )
 
 
 def _is_factor(boost: float) -> bool:

@@ -14,9 +14,17 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
-from mrreg.errors import NoEffectWarning, bad, whole, wrong_moment
-from mrreg.masks.frozen_entries import GRADIENT, Group, Keeper, coasts, path_of, reached
-from mrreg.masks.grad_masking import Lent, mask_gradient
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
+from mrreg.masks.frozen_entries import (
+    GRADIENT,
+    FrozenEntries,
+    Group,
+    MaskedGradient,
+    has_slow_grad,
+    is_static_without_grad,
+    mask_gradient,
+    update_source,
+)
 from mrreg.masks.module import MultirateMask
 from mrreg.module_utils import parameter
 
@@ -24,7 +32,7 @@ CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"  # completed steps; k, 
 LEAST = {CLOCK: 0, CYCLE: 0, SEED: 0}
 
 
-def phase(where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: Iterable[int]) -> tuple[int, int, int]:
+def read_clock(where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: Iterable[int]) -> tuple[int, int, int]:
     """Clock, seed and k that the groups of an optimizer say; at the start of training they say nothing.
 
     `ks` are those of the masks that are there. A k of 0 leaves them as they are.
@@ -35,28 +43,32 @@ def phase(where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: Iterab
         return 0, seed, 0
     if any(each != found[0] for each in found) or len(found[0]) < len(LEAST):
         rule = f"complete and the same in all groups: {', '.join(LEAST)}"
-        raise bad(ValueError, where, "the phase of the masks", rule, found)
-    clock, k, seed = (whole(where, key, found[0][key], least) for key, least in LEAST.items())
+        raise invalid_argument(ValueError, where, "the phase of the masks", rule, found)
+    clock, k, seed = (check_int(where, key, found[0][key], least) for key, least in LEAST.items())
     if k == 0 and len(set(ks)) == 1:
         remedy = "Build the masks with the values of k that they were saved with."
-        raise bad(ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy)
+        raise invalid_argument(
+            ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy
+        )
     return clock, seed, k
 
 
 WHERE = "attach"
 
 
-class Driver:
+class MaskStepHooks:
     """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
 
     def __init__(self, optimizer: Optimizer, seed: int) -> None:
         self.seed = seed
         self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
         self.optimizer = weakref.ref(optimizer, self._orphaned)
-        self.pending: list[tuple[Tensor, Keeper, Tensor, bool]] = []  # what the step in progress must not change
-        self.lent: list[Lent] = []  # gradients that are somebody else's too
-        self.open = False  # whether a step has begun and not ended
-        self.keepers: defaultdict[int, Keeper] = defaultdict(Keeper)
+        self.snapshots: list[
+            tuple[Tensor, FrozenEntries, Tensor, bool]
+        ] = []  # what the step in progress must not change
+        self.lent: list[MaskedGradient] = []  # gradients that are somebody else's too
+        self.in_step = False  # whether a step has begun and not ended
+        self.frozen_entries: defaultdict[int, FrozenEntries] = defaultdict(FrozenEntries)
         self.handles: list[RemovableHandle] = []
 
     def start(self, optimizer: Optimizer) -> None:
@@ -68,10 +80,10 @@ class Driver:
             post,
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_load_state_dict_pre_hook(self._check),
-            optimizer.register_load_state_dict_post_hook(self.turn),
+            optimizer.register_load_state_dict_post_hook(self.sync_masks),
             optimizer.register_state_dict_post_hook(self._save),
         ]
-        self.turn(optimizer)
+        self.sync_masks(optimizer)
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace."""
@@ -87,27 +99,29 @@ class Driver:
 
     def _orphaned(self, _: object, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         for mask, _first in self.masks if not at_exit() else ():  # modules, `sys` too, are half gone then
-            mask._rest()
+            mask._detach()
 
-    def turn(self, optimizer: Optimizer) -> None:
+    def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
-        self._write(optimizer, *self.phase(WHERE, optimizer.param_groups))
+        self._write(optimizer, *self.read_clock(WHERE, optimizer.param_groups))
 
-    def phase(self, where: str, groups: Iterable[Group]) -> tuple[int, int, int]:
+    def read_clock(self, where: str, groups: Iterable[Group]) -> tuple[int, int, int]:
         """Clock, seed and k that groups say, if masks can take them."""
-        return phase(where, groups, self.seed, [mask.k for mask, _ in self.masks])
+        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks])
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Before a load, refuse what masks cannot take."""
-        self.phase(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
+        self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
-        for p, keeper, *_ in self.pending:
+        for p, frozen, *_ in self.snapshots:
             own = optimizer.state.get(p)
-            whole = {} if own is None or is_sharded(p) else keeper.whole()
-            if whole:
-                saved["state"] = {key: own | whole if value is own else value for key, value in saved["state"].items()}
+            unmasked = {} if own is None or is_sharded(p) else frozen.unmasked_state()
+            if unmasked:
+                saved["state"] = {
+                    key: own | unmasked if value is own else value for key, value in saved["state"].items()
+                }
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
         """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
@@ -119,7 +133,7 @@ class Driver:
         for group in optimizer.param_groups:
             group.update({CLOCK: clock, CYCLE: k, SEED: seed})
         for mask, first in self.masks:
-            mask._turn(clock, seed, first)
+            mask._set_phase(clock, seed, first)
 
     def _before_step(self, *call: Any) -> None:
         _eagerly(self._before)(*call)
@@ -129,9 +143,10 @@ class Driver:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a step: remember what it must not change."""
-        self.open = True
+        self.in_step = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
-        late = not last or any(map(callable, chain(args[1:], kwargs.values())))  # hooks and closures write gradients
+        # a later hook or a closure may still write gradients
+        grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._abandon()
         for mask, _ in self.masks:
@@ -139,51 +154,59 @@ class Driver:
                 p = parameter(mask.module, target.name)
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
-                    raise wrong_moment(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
+                    raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, target.name)
-                    if late or p.grad is not None:
-                        self._keep(optimizer, mask, target.name, p, group, late)
+                    if grads_may_change or p.grad is not None:
+                        self._prepare_param(optimizer, mask, target.name, p, group, grads_may_change)
 
-    def _keep(self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, late: bool) -> None:
-        """Before a step, for one parameter; `late` says whether its gradient may still change."""
-        path, bits = path_of(optimizer, group), mask._bits[name]
-        if mask._on and not mask._ran.masked and not late:  # else this is still the gradient of the last step
+    def _prepare_param(
+        self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, grads_may_change: bool
+    ) -> None:
+        """Before a step, for one parameter."""
+        path, bits = update_source(optimizer, group), mask._bits[name]
+        if mask._masking and not mask._forward_ran.masked and not grads_may_change:  # else the last step's gradient
             _warn_unread(mask, name, p, bits)
-        if mask._on and (lent := mask_gradient(p, bits, mask._own[name])):
+        if mask._masking and (lent := mask_gradient(p, bits, mask._mask_buffers[name].values)):
             self.lent.append(lent)
-        if (path == GRADIENT and not late) if mask._on else mask.boost == 1:
+        if (path == GRADIENT and not grads_may_change) if mask._masking else mask.boost == 1:
             return  # zero times anything, or an ordinary step
-        keeper = self.keepers[id(p)]
-        if mask._on:
-            keeper.hold(p, optimizer.state.get(p, {}), bits, mask._drawn, coasts(optimizer, group) and not late)
+        frozen = self.frozen_entries[id(p)]
+        if mask._masking:
+            frozen.snapshot(
+                p,
+                optimizer.state.get(p, {}),
+                bits,
+                mask._drawn,
+                is_static_without_grad(optimizer, group) and not grads_may_change,
+            )
         else:
-            keeper.push(p, bits, mask._drawn, mask.boost, path, group, mask._own[name].values)
-        self.pending.append((p, keeper, bits, bool(group.get("weight_decay"))))
+            frozen.prepare_boost(p, bits, mask._drawn, mask.boost, path, group, mask._mask_buffers[name].values)
+        self.snapshots.append((p, frozen, bits, bool(group.get("weight_decay"))))
 
     def _abandon(self) -> None:
         """Forget a step that never ended, for something in it failed."""
-        while self.pending:
-            _p, keeper, *_ = self.pending.pop()
-            keeper.give_back()
+        while self.snapshots:
+            _p, frozen, *_ = self.snapshots.pop()
+            frozen.rollback()
         self._give_back()
 
     def _give_back(self) -> None:
         """Put the gradients back that were masked in a copy."""
         while self.lent:
-            self.lent.pop().give_back()
+            self.lent.pop().restore()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""
-        if not self.open:
+        if not self.in_step:
             return  # a subclass that calls super().step(): the step inside it was this one
-        self.open = False
-        while self.pending:
-            p, keeper, bits, decayed = self.pending.pop()
-            keeper.release(p, optimizer.state.get(p, {}), bits, decayed)
+        self.in_step = False
+        while self.snapshots:
+            p, frozen, bits, decayed = self.snapshots.pop()
+            frozen.restore(p, optimizer.state.get(p, {}), bits, decayed)
             del bits  # its memory is free for the next draw
         for lent in self.lent if getattr(optimizer, "grad_scale", None) is not None else ():
-            lent.take_over()  # a fused step has unscaled them, which no version tells
+            lent.write_back()  # a fused step has unscaled them, which no version tells
         self._give_back()
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
@@ -192,8 +215,8 @@ class Driver:
 
 def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:
     """Say once that a weight is used past its mask: the module around it reads it without calling the wrapper."""
-    mask._ran.masked = True  # or told
-    if reached(p, bits):
+    mask._forward_ran.masked = True  # or told
+    if has_slow_grad(p, bits):
         kind = f"{type(mask.module).__name__} {tuple(p.shape)}"
         problem = f"the mask on {name!r} of a {kind} has no effect: its slow entries got a gradient, yet it has not run"
         remedy = "Use training mode; if the module around it reads the weight itself, wrap that module instead"
@@ -227,4 +250,4 @@ def check_fast(group: Group, path: str) -> None:
     """Refuse a slow part of a `Multirate`: its drift would move what a mask holds."""
     if group.get("period", 1) != 1:
         remedy = "Masked parameters must be in a fast part, which is updated on every step."
-        raise bad(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
+        raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)

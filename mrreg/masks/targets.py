@@ -8,7 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import bad, some, unknown
+from mrreg.errors import invalid_argument, quoted, unknown_name
+from mrreg.masks.layer_registry import registered_layout
 
 Structure = Literal["weight", "input", "output", "hidden"]
 STRUCTURES = get_args(Structure)
@@ -30,7 +31,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @dataclass(frozen=True)
-class Layout:
+class UnitLayout:
     """How one bit per unit spreads over a parameter.
 
     Args:
@@ -55,7 +56,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Target:
+class MaskTarget:
     """One masked parameter of a wrapped module.
 
     Args:
@@ -69,7 +70,7 @@ class Target:
     name: str
     names: tuple[str, ...]
     group: str
-    layout: Layout | None = None
+    layout: UnitLayout | None = None
     rescaled: bool = True
 
 
@@ -96,28 +97,34 @@ def _chosen(module: nn.Module, named: dict[str, Tensor], wanted: Iterable[object
     if wanted is None:
         return {name: value for name, value in named.items() if _by_default(module, name, value)}
     if not isinstance(wanted, Iterable):
-        raise bad(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
+        raise invalid_argument(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
     patterns = [wanted] if isinstance(wanted, str) else list(wanted)
     for pattern in patterns:
         if not isinstance(pattern, (str, Tensor)):
-            raise bad(TypeError, WHERE, "parameters", "names, glob patterns or parameters of the module", pattern)
+            raise invalid_argument(
+                TypeError, WHERE, "parameters", "names, glob patterns or parameters of the module", pattern
+            )
         if not any(_matches(pattern, name, value) for name, value in named.items()):
             if isinstance(pattern, str):
-                raise unknown(WHERE, "parameters", "names or patterns that match a parameter", pattern, named)
-            raise bad(ValueError, WHERE, "parameters", "parameters of the module", f"a tensor {tuple(pattern.shape)}")
+                raise unknown_name(WHERE, "parameters", "names or patterns that match a parameter", pattern, named)
+            raise invalid_argument(
+                ValueError, WHERE, "parameters", "parameters of the module", f"a tensor {tuple(pattern.shape)}"
+            )
     return {n: v for n, v in named.items() if any(_matches(pattern, n, v) for pattern in patterns)}
 
 
 def _refuse_unfit(module: nn.Module, name: str, value: Tensor) -> None:
     """Complex and integer parameters and sparse embeddings cannot be masked."""
     if not value.is_floating_point():
-        raise bad(TypeError, WHERE, name, "a floating-point parameter", value.dtype)
+        raise invalid_argument(TypeError, WHERE, name, "a floating-point parameter", value.dtype)
     if getattr(module.get_submodule(_split(name)[0]), "sparse", False):
         remedy = "An optimizer of sparse gradients cannot hold single entries; use sparse=False."
-        raise bad(ValueError, WHERE, name, "the weight of an embedding with dense gradients", "sparse=True", remedy)
+        raise invalid_argument(
+            ValueError, WHERE, name, "the weight of an embedding with dense gradients", "sparse=True", remedy
+        )
 
 
-def targets(module: nn.Module, wanted: Iterable[object] | None, structure: Structure) -> list[Target]:
+def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: Structure) -> list[MaskTarget]:
     """The parameters that a mask with this structure covers, in the module's order."""
     every: dict[int, list[str]] = {}
     for name, value in module.named_parameters(remove_duplicate=False):
@@ -130,14 +137,16 @@ def targets(module: nn.Module, wanted: Iterable[object] | None, structure: Struc
         found = {name: _target(module, name, value, structure) for name, value in chosen.items()}
     if not found:
         remedy = "Wrap a layer that has a weight, or name what to mask in `parameters`."
-        raise bad(ValueError, WHERE, "module", "a module with a parameter to mask", type(module).__name__, remedy)
+        raise invalid_argument(
+            ValueError, WHERE, "module", "a module with a parameter to mask", type(module).__name__, remedy
+        )
     order = [names[0] for names in every.values() if names[0] in found]
     for name in order:
         _refuse_unfit(module, name, module.get_parameter(name))
-    return [Target(name, tuple(every[id(module.get_parameter(name))]), *found[name]) for name in order]
+    return [MaskTarget(name, tuple(every[id(module.get_parameter(name))]), *found[name]) for name in order]
 
 
-Part = tuple[str, Layout | None, bool]  # group, layout, rescaled
+Part = tuple[str, UnitLayout | None, bool]  # group, layout, rescaled
 
 
 def _target(module: nn.Module, name: str, value: Tensor, structure: Structure) -> Part:
@@ -150,7 +159,7 @@ def _target(module: nn.Module, name: str, value: Tensor, structure: Structure) -
     if layout is None:
         remedy = 'Use structure="weight", or leave it out with `parameters`.'
         rule = f"a parameter with one {structure} dimension when structure={structure!r}"
-        raise bad(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
+        raise invalid_argument(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
     return _group(layer, name, layout.units, structure), layout, True
 
 
@@ -168,61 +177,64 @@ def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str
     return name.removesuffix("_reverse") if recurrent and leaf.startswith("weight_ih") else name
 
 
-def _layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> Layout | None:
+def _layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> UnitLayout | None:
     """Where a layer type keeps its input or output units; None where that is not one dimension."""
+    if (declared := registered_layout(layer)) is not None:
+        dims = declared.get(leaf, ())
+        return UnitLayout(value.shape[dims.index(structure)], dims.index(structure)) if structure in dims else None
     for kinds, find in LAYOUTS:
         if isinstance(layer, kinds):
             return find(layer, leaf, value.shape, structure == "output")
     return None
 
 
-def _rows_and_columns(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _rows_and_columns(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """(out, in) and a bias (out,)."""
     if output:
-        return Layout(shape[0], 0)
-    return Layout(shape[1], 1) if len(shape) == 2 else None
+        return UnitLayout(shape[0], 0)
+    return UnitLayout(shape[1], 1) if len(shape) == 2 else None
 
 
-def _convolution(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _convolution(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """(out, in / groups, ...) and a bias (out,)."""
     if output:
-        return Layout(shape[0], 0)
+        return UnitLayout(shape[0], 0)
     groups = int(layer.groups)  # type: ignore[arg-type]
-    return Layout(shape[1] * groups, 1, groups=groups) if leaf == "weight" else None
+    return UnitLayout(shape[1] * groups, 1, groups=groups) if leaf == "weight" else None
 
 
-def _transposed(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _transposed(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """(in, out / groups, ...) and a bias (out,)."""
     if leaf != "weight":
-        return Layout(shape[0], 0) if output else None
+        return UnitLayout(shape[0], 0) if output else None
     groups = int(layer.groups)  # type: ignore[arg-type]
-    return Layout(shape[1] * groups, 1, groups=groups) if output else Layout(shape[0], 0)
+    return UnitLayout(shape[1] * groups, 1, groups=groups) if output else UnitLayout(shape[0], 0)
 
 
-def _embedding(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _embedding(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """(tokens, features)."""
-    return Layout(shape[int(output)], int(output))
+    return UnitLayout(shape[int(output)], int(output))
 
 
-def _recurrent(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _recurrent(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """(gates * hidden, in) and biases (gates * hidden,); the projection of an LSTM has no gates."""
     if not output:
-        return Layout(shape[1], 1) if leaf.startswith("weight") else None
+        return UnitLayout(shape[1], 1) if leaf.startswith("weight") else None
     gates = 1 if "_hr" in leaf else shape[0] // int(layer.hidden_size)  # type: ignore[arg-type]
-    return Layout(shape[0] // gates, 0, repeats=gates)
+    return UnitLayout(shape[0] // gates, 0, repeats=gates)
 
 
-def _bilinear(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _bilinear(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """(out, in1, in2): two inputs, so none is the input."""
-    return Layout(shape[0], 0) if output else None
+    return UnitLayout(shape[0], 0) if output else None
 
 
-def _attention(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> Layout | None:
+def _attention(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
     """Projections (out, in) and their bias; the learned key and value are neither."""
     return None if leaf in {"bias_k", "bias_v"} else _rows_and_columns(layer, leaf, shape, output)
 
 
-Finder = Callable[[nn.Module, str, torch.Size, bool], Layout | None]
+Finder = Callable[[nn.Module, str, torch.Size, bool], UnitLayout | None]
 LAYOUTS: tuple[tuple[tuple[type[nn.Module], ...], Finder], ...] = (
     ((nn.Linear,), _rows_and_columns),
     (CONVOLUTIONS, _convolution),
@@ -244,13 +256,17 @@ def _hidden(module: nn.Module, chosen: dict[str, Tensor] | None) -> dict[str, Pa
     inputs = _layout(consumer, "weight", consumer.get_parameter("weight"), "input")
     if units is None or inputs is None or units.units != inputs.units:
         got = f"{first} and {second}"
-        raise bad(ValueError, WHERE, "module", "a producer whose outputs are the inputs of its consumer", got)
+        raise invalid_argument(
+            ValueError, WHERE, "module", "a producer whose outputs are the inputs of its consumer", got
+        )
     if chosen is not None:
         rule = 'None when structure="hidden"'
-        raise bad(ValueError, WHERE, "parameters", rule, some(chosen), "The pair of layers fixes what is masked.")
+        raise invalid_argument(
+            ValueError, WHERE, "parameters", rule, quoted(chosen), "The pair of layers fixes what is masked."
+        )
     found: dict[str, Part] = {rows: ("hidden", units, False), columns: ("hidden", inputs, True)}
     if getattr(producer, "bias", None) is not None:
-        found[f"{first}.bias"] = ("hidden", Layout(units.units, 0), False)
+        found[f"{first}.bias"] = ("hidden", UnitLayout(units.units, 0), False)
     return found
 
 
@@ -281,4 +297,4 @@ def _no_pair(got: str) -> ValueError:
     pair = "Sequential(Linear, elementwise activations with f(0) = 0, Linear)"
     rule = f'for structure="hidden" a Transformer layer or {pair}'
     remedy = 'Wrap the two layers and what stands between them, or use structure="output" on the first.'
-    return bad(ValueError, WHERE, "module", rule, got, remedy)
+    return invalid_argument(ValueError, WHERE, "module", rule, got, remedy)

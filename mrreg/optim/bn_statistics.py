@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from mrreg.errors import bad, wrong_moment
+from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.multirate import Multirate
 
 WHERE = "batch_norm"
@@ -160,7 +160,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
     """
     engine = _engine(optimizer)
     if not isinstance(model, nn.Module):
-        raise bad(TypeError, WHERE, "model", "an nn.Module", model)
+        raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", model)
     if statistics is None:
         statistics = engine.param_groups[0].get(KEY, "every")
     _check(engine, {"param_groups": [{KEY: statistics}]})
@@ -175,7 +175,7 @@ def _engine(optimizer: Any) -> Multirate:
         inner = getattr(inner, "optimizer", None)
         if not isinstance(inner, Optimizer):
             rule = "a Multirate, MultirateSGD or MultirateAdamW, or wrap one as `.optimizer`"
-            raise bad(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
+            raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
     return inner
 
 
@@ -185,7 +185,7 @@ def _check(_: Optimizer, saved: Mapping[str, Any]) -> None:
     if any(each not in STATISTICS or each != found[0] for each in found):
         values = found if len(found) > 1 else found[0]
         kind = ValueError if all(isinstance(each, str) for each in found) else TypeError
-        raise bad(kind, WHERE, "statistics", f"one of {STATISTICS}", values)
+        raise invalid_argument(kind, WHERE, "statistics", f"one of {STATISTICS}", values)
 
 
 def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[int]]]:
@@ -200,7 +200,7 @@ def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[
     last = next(filter(None, owners.values()), [])
     if not layers or not last:
         rule = "one with BatchNorm layers that track statistics, and with parameters in the optimizer"
-        raise bad(ValueError, WHERE, "model", rule, type(model).__name__)
+        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__)
     for name, own in owners.items():
         last = own or last
         if name in layers and all(groups[i]["initial_period"] > 1 for i in last):
@@ -212,10 +212,10 @@ def _has_statistics(name: str, layer: nn.Module) -> bool:
     if not isinstance(layer, _BatchNorm):
         return False
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
-        raise wrong_moment(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
+        raise invalid_state(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
     gates = [getattr(hook, "__self__", None) for hook in layer._forward_pre_hooks.values()]
     if any(isinstance(gate, StatisticsGate) and gate.handles for gate in gates):
-        raise wrong_moment(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
+        raise invalid_state(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
     return layer.track_running_stats and layer.running_mean is not None
 
 

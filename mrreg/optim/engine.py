@@ -7,7 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from mrreg.distributed.checks import DDPGuard
-from mrreg.errors import NoEffectWarning, wrong_moment
+from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.optim.diagnostics import MissingGradientDetector, has_gradient
 from mrreg.optim.drift import Group, State
 from mrreg.optim.requires_grad import RequiresGradSwitch
@@ -45,7 +45,7 @@ class Engine:
         """Move all parts by one step."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             problem = "a CUDA graph would repeat one step of a cycle for ever, and the clock would stand"
-            raise wrong_moment(f"{self._where}.step", problem, "Capture the model and not the optimizer.")
+            raise invalid_state(f"{self._where}.step", problem, "Capture the model and not the optimizer.")
         now = groups[0]["clock"]
         due = [group for group in groups if is_due(group)]
         self._check_periods(groups)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from mrreg.errors import NoEffectWarning, bad, number, whole
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
 from mrreg.optim.param_groups import Choice, split
 
 Group = dict[str, Any]
@@ -22,13 +22,15 @@ def make_groups(
     where: str, params: Params, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
 ) -> list[Group]:
     """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
-    k = whole(where, "k", k)
+    k = check_int(where, "k", k)
     slow_lr = _slow_rate(where, slow_lr)
     groups = _read_groups(where, params)
     if fast is not None:
         if any(group.get("period") is not None for group in groups):
             rule = "left out where groups have periods of their own"
-            raise bad(ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`.")
+            raise invalid_argument(
+                ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`."
+            )
         groups = split(params if isinstance(params, nn.Module) else groups, fast=fast)
     elif k > 1 and not any("period" in group for group in groups):
         problem = f"k={k} has no effect, since all parameters are fast"
@@ -37,7 +39,7 @@ def make_groups(
     for group in groups:
         if group.get("period", 1) is None:
             group["period"] = k
-        period = whole(where, "period", group.setdefault("period", 1))
+        period = check_int(where, "period", group.setdefault("period", 1))
         if period > 1:
             _set_lr(group, group.get("lr", lr), period, slow_lr)
     return groups
@@ -49,11 +51,11 @@ def _read_groups(where: str, params: Params) -> list[Group]:
         items: list[Any] = list(params.named_parameters())
     elif isinstance(params, Tensor | Mapping | str) or not isinstance(params, Iterable):
         rule = "a module, parameters, named parameters or parameter groups"
-        raise bad(TypeError, where, "params", rule, type(params).__name__)
+        raise invalid_argument(TypeError, where, "params", rule, type(params).__name__)
     else:
         items = list(params)
     if not items:
-        raise bad(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
+        raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
     if isinstance(items[0], Mapping):
         return [checked(where, item) for item in items]
     return [{"params": items}]
@@ -64,7 +66,7 @@ def model_of(where: str, params: Params, model: nn.Module | None) -> nn.Module |
     if not isinstance(params, nn.Module):
         return model
     if model is not None and model is not params:
-        raise bad(ValueError, where, "model", "left out where params is a module", type(model).__name__)
+        raise invalid_argument(ValueError, where, "model", "left out where params is a module", type(model).__name__)
     return params
 
 
@@ -73,39 +75,39 @@ def _slow_rate(where: str, slow_lr: object) -> Any:
     if not isinstance(slow_lr, str):
         return _number(where, "slow_lr", slow_lr)
     if slow_lr not in SLOW_LR:
-        raise bad(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
+        raise invalid_argument(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
     return slow_lr
 
 
 def _number(where: str, name: str, value: object, below: float = inf) -> Any:
     """Return a float, or a tensor with one; torch's own checks let NaN, infinity and True pass."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise bad(ValueError, where, name, "a number or a tensor with one", value)
+        raise invalid_argument(ValueError, where, name, "a number or a tensor with one", value)
     plain = value.item() if isinstance(value, Tensor) else value
     rule = "finite and at least 0" if below == inf else f"in [0, {below})"
-    checked = number(where, name, plain, rule, lambda x: 0 <= x < below)
+    checked = check_number(where, name, plain, rule, lambda x: 0 <= x < below)
     return value if isinstance(value, Tensor) else checked
 
 
 def _betas(where: str, name: str, value: object) -> tuple[Any, Any]:
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise bad(TypeError, where, name, "a pair of numbers", value)
+        raise invalid_argument(TypeError, where, name, "a pair of numbers", value)
     return _number(where, f"{name}[0]", value[0], below=1), _number(where, f"{name}[1]", value[1], below=1)
 
 
 def _finite(where: str, name: str, value: object) -> float:
-    return number(where, name, value, "finite", isfinite)
+    return check_number(where, name, value, "finite", isfinite)
 
 
 def _flag(where: str, name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise bad(TypeError, where, name, "True or False", value)
+        raise invalid_argument(TypeError, where, name, "True or False", value)
     return value
 
 
 def _choice(where: str, name: str, value: object) -> bool | None:
     if value is not None and not isinstance(value, bool):
-        raise bad(TypeError, where, name, "True, False or None", value)
+        raise invalid_argument(TypeError, where, name, "True, False or None", value)
     return value
 
 

@@ -10,11 +10,10 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from mrreg.distributed.sharding import cut, is_sharded, local
-from mrreg.errors import bad, number, whole
+from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.hashing import GOLDEN, WORD, splitmix64
 
 NOT_NEGATIVE = "finite and at least 0"
-GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples repeat in no bit width before all values were used
-MASK = 2**64 - 1
 
 
 class LangevinSGD(torch.optim.Optimizer):
@@ -159,7 +158,7 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
     if group["temperature"] == 0 or h == 0:
         return grads
     scale = math.sqrt(2 * (1 - group["momentum"]) * group["temperature"] / h)
-    seed = _mixed(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & MASK
+    seed = splitmix64(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & WORD
     group["noise_steps"] += 1
     generators = {device: torch.Generator(device).manual_seed(seed) for device in {p.device for p in params}}
     return [_normal(p, generators[p.device]).mul_(scale).add_(g) for p, g in zip(params, grads, strict=True)]
@@ -177,34 +176,23 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     return noise
 
 
-def _mixed(*words: int) -> int:
-    """Hash words to 64 bits (SplitMix64), so that streams of neighbouring seeds have nothing in common."""
-    mixed = 0
-    for word in words:
-        mixed = mixed + word + GOLDEN & MASK
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
-        mixed ^= mixed >> 31
-    return mixed
-
-
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group with its numbers checked and as Python's own."""
     where = "LangevinSGD"
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise bad(ValueError, where, "lr", "a number or a tensor with one", lr)
-    checked_lr = number(where, "lr", lr.item() if isinstance(lr, Tensor) else lr, NOT_NEGATIVE, _not_negative)
+        raise invalid_argument(ValueError, where, "lr", "a number or a tensor with one", lr)
+    checked_lr = check_number(where, "lr", lr.item() if isinstance(lr, Tensor) else lr, NOT_NEGATIVE, _not_negative)
     for name in ("maximize", "foreach"):
         if not isinstance(options[name], bool) and (name == "maximize" or options[name] is not None):
-            raise bad(TypeError, where, name, "True or False", options[name])
+            raise invalid_argument(TypeError, where, name, "True or False", options[name])
     return options | {
         "lr": lr if isinstance(lr, Tensor) else checked_lr,
-        "momentum": number(where, "momentum", options["momentum"], "in [0, 1)", lambda x: 0 <= x < 1),
-        "temperature": number(where, "temperature", options["temperature"], NOT_NEGATIVE, _not_negative),
-        "weight_decay": number(where, "weight_decay", options["weight_decay"], NOT_NEGATIVE, _not_negative),
-        "noise_seed": whole(where, "seed", options["noise_seed"], 0),
-        "noise_steps": whole(where, "noise_steps", options["noise_steps"], 0),
+        "momentum": check_number(where, "momentum", options["momentum"], "in [0, 1)", lambda x: 0 <= x < 1),
+        "temperature": check_number(where, "temperature", options["temperature"], NOT_NEGATIVE, _not_negative),
+        "weight_decay": check_number(where, "weight_decay", options["weight_decay"], NOT_NEGATIVE, _not_negative),
+        "noise_seed": check_int(where, "seed", options["noise_seed"], 0),
+        "noise_steps": check_int(where, "noise_steps", options["noise_steps"], 0),
     }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from mrreg.errors import bad, wrong_moment
+from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import Group, step_size
 from mrreg.optim.engine import Engine
@@ -114,7 +114,7 @@ class Multirate(Optimizer):
         where = type(self).__name__
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
-            raise bad(TypeError, where, "drift", "True or False", drift)
+            raise invalid_argument(TypeError, where, "drift", "True or False", drift)
         entries = initial_groups(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
         if model is not None:
             check_model(where, model, [p for group, added in entries if added["period"] > 1 for p in group["params"]])
@@ -202,7 +202,7 @@ class Multirate(Optimizer):
         if "_engine" in self.__dict__:
             problem = "the parts are fixed at construction"
             remedy = "Put parameters that train later into a part from the start, with requires_grad=False."
-            raise wrong_moment(f"{type(self).__name__}.add_param_group", problem, remedy)
+            raise invalid_state(f"{type(self).__name__}.add_param_group", problem, remedy)
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,7 +220,9 @@ class Multirate(Optimizer):
         """
         where = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state_dict, dict):
-            raise bad(TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__)
+            raise invalid_argument(
+                TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__
+            )
 
         def check(_: Optimizer, saved: dict[str, Any]) -> None:
             validate_state_dict(where, [(stepper.base, stepper.step) for stepper in self._engine.steppers], saved)

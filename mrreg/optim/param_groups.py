@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from mrreg.distributed.checks import check_model
-from mrreg.errors import bad, some, unknown, whole
+from mrreg.errors import check_int, invalid_argument, quoted, unknown_name
 
 Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
 Choice: TypeAlias = Selector | Iterable[Any]
@@ -65,19 +65,20 @@ def split(
     for argument, choice, period in _parts(fast, slow):
         chosen = _chosen("split", argument, choice, names)
         if both := [_label(p, names) for p in chosen if p in periods]:
-            remedy = f"Chosen twice: {some(both)}."
-            raise bad(ValueError, "split", argument, "apart from what is chosen already", _shown(choice), remedy)
+            remedy = f"Chosen twice: {quoted(both)}."
+            raise invalid_argument(
+                ValueError, "split", argument, "apart from what is chosen already", _shown(choice), remedy
+            )
         periods |= dict.fromkeys(chosen, period)
     rest = [p for p in names if p not in periods]
     if not rest and (fast is None or slow is None):
         argument = "fast" if slow is None else "slow"
         remedy = "Choose fewer; k=1 trains all of them at every step."
-        raise bad(ValueError, "split", argument, "some of the parameters", "all of them", remedy)
+        raise invalid_argument(ValueError, "split", argument, "some of the parameters", "all of them", remedy)
     if rest and fast is not None and slow is not None:
-        remedy = (
-            f"Left out: {some(_label(p, names) for p in rest)}. Give fast or slow alone to have the rest in the other."
-        )
-        raise bad(ValueError, "split", "slow", "all that is not fast", _shown(slow), remedy)
+        left_out = quoted(_label(p, names) for p in rest)
+        remedy = f"Left out: {left_out}. Give fast or slow alone to have the rest in the other."
+        raise invalid_argument(ValueError, "split", "slow", "all that is not fast", _shown(slow), remedy)
     periods |= dict.fromkeys(rest, None if slow is None else 1)
     return [part for group in groups for part in _cut(group, periods)]
 
@@ -117,7 +118,9 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     slow = [p for p in among if any("bias" in name.rpartition(".")[2].split("_") for name in names[p])]
     if not slow:
         remedy = "Layers made with bias=False have none; parameters without names cannot be told apart."
-        raise bad(ValueError, "biases", "layers", "a choice with at least one bias", _shown(layers), remedy)
+        raise invalid_argument(
+            ValueError, "biases", "layers", "a choice with at least one bias", _shown(layers), remedy
+        )
     return split(groups, slow=slow)
 
 
@@ -137,23 +140,27 @@ def _read(where: str, model: object) -> tuple[list[Group], Names]:
             known = zip(group["param_names"]) if "param_names" in group else [()] * len(group["params"])
             names |= dict(zip(group["params"], known, strict=True))
     else:
-        raise bad(TypeError, where, "model", "a module, parameters or parameter groups", _shown(model))
+        raise invalid_argument(TypeError, where, "model", "a module, parameters or parameter groups", _shown(model))
     if not names:
-        raise bad(ValueError, where, "model", "something with parameters", _shown(model), "An iterator ends after use.")
+        raise invalid_argument(
+            ValueError, where, "model", "something with parameters", _shown(model), "An iterator ends after use."
+        )
     return groups, names
 
 
 def _group(where: str, given: object) -> Group:
     """Copy one parameter group into the form that torch gives it, without duplicates."""
     if not isinstance(given, Mapping) or "params" not in given:
-        raise bad(TypeError, where, "model", 'all groups with "params", or no groups', _shown(given))
+        raise invalid_argument(TypeError, where, "model", 'all groups with "params", or no groups', _shown(given))
     params = given["params"]
     items = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [params]
     named = {item[1]: item[0] for item in reversed(items) if _is_named(item)}
     items = [item[1] if _is_named(item) else item for item in items]
     for item in items:
         if not isinstance(item, Tensor):
-            raise bad(TypeError, where, "model", "made of tensors, or of pairs of name and tensor", _shown(item))
+            raise invalid_argument(
+                TypeError, where, "model", "made of tensors, or of pairs of name and tensor", _shown(item)
+            )
     if "param_names" in given:
         named = dict(zip(reversed(items), reversed(given["param_names"]), strict=True))
     tensors = list(dict.fromkeys(items))
@@ -164,7 +171,9 @@ def _group(where: str, given: object) -> Group:
 def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iterator[tuple[str, Any, int | None]]:
     """Yield argument, choice and period of every part that was asked for."""
     if fast is None and slow is None:
-        raise bad(ValueError, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".')
+        raise invalid_argument(
+            ValueError, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".'
+        )
     if fast is not None:
         yield "fast", fast, 1
     if not isinstance(slow, Mapping):
@@ -172,9 +181,9 @@ def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iter
             yield "slow", slow, None
         return
     if not slow:
-        raise bad(ValueError, "split", "slow", "a mapping with at least one entry", slow)
+        raise invalid_argument(ValueError, "split", "slow", "a mapping with at least one entry", slow)
     for choice, period in slow.items():
-        yield "slow", choice, whole("split", f"slow[{_shown(choice)!r}]", period)
+        yield "slow", choice, check_int("split", f"slow[{_shown(choice)!r}]", period)
 
 
 def _chosen(where: str, argument: str, choice: object, names: Names) -> list[Tensor]:
@@ -184,7 +193,9 @@ def _chosen(where: str, argument: str, choice: object, names: Names) -> list[Ten
         found |= _found(where, argument, selector, names)
     if not found:
         remedy = "An iterator such as model.parameters() is empty after its first use."
-        raise bad(ValueError, where, argument, "a choice of at least one parameter", _shown(choice), remedy)
+        raise invalid_argument(
+            ValueError, where, argument, "a choice of at least one parameter", _shown(choice), remedy
+        )
     return [p for p in names if p in found]
 
 
@@ -197,7 +208,7 @@ def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
             yield from _flat(where, argument, item[1] if _is_named(item) else item)
     else:
         rule = "names, patterns, modules, parameters or predicates"
-        raise bad(TypeError, where, argument, rule, choice)
+        raise invalid_argument(TypeError, where, argument, rule, choice)
 
 
 def _found(where: str, argument: str, selector: Selector, names: Names) -> set[Tensor]:
@@ -206,7 +217,7 @@ def _found(where: str, argument: str, selector: Selector, names: Names) -> set[T
         members = [selector] if isinstance(selector, Tensor) else list(selector.parameters())
         if any(p.requires_grad and p not in names for p in members):
             remedy = "Choose from the model or the groups that were given first."
-            raise bad(ValueError, where, argument, "parameters of the model", _shown(selector), remedy)
+            raise invalid_argument(ValueError, where, argument, "parameters of the model", _shown(selector), remedy)
         found = {p for p in members if p in names}
         if isinstance(selector, Tensor):
             return found
@@ -215,7 +226,7 @@ def _found(where: str, argument: str, selector: Selector, names: Names) -> set[T
     else:
         found = {p for p, aliases in names.items() if any(selector(_plain(name), p) for name in aliases or ("",))}
     if not found:
-        raise bad(ValueError, where, argument, "a choice of at least one parameter", _shown(selector))
+        raise invalid_argument(ValueError, where, argument, "a choice of at least one parameter", _shown(selector))
     return found
 
 
@@ -230,9 +241,9 @@ def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set
             return {p for p, names_of in paths.items() if names_of & hits}
     if not known:
         remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
-        raise bad(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
+        raise invalid_argument(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
     rule = "the name of a module with parameters or of a parameter, or a pattern for one"
-    raise unknown(where, argument, rule, pattern, known)
+    raise unknown_name(where, argument, rule, pattern, known)
 
 
 def _paths(name: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mrreg.errors import bad, some, whole
+from mrreg.errors import check_int, invalid_argument, quoted
 from mrreg.optim.accumulation import GATHERED
 from mrreg.optim.base_step import MULTIRATE_STATE_KEYS, Step, class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, Group, direction_key
@@ -54,7 +54,9 @@ def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: 
     saved_groups = _groups_of(where, saved)
     count = sum(len(base.param_groups) for base, _ in bases)
     if len(saved_groups) != count:
-        raise bad(ValueError, where, "state_dict", f"saved with {count} parameter groups", len(saved_groups), REBUILD)
+        raise invalid_argument(
+            ValueError, where, "state_dict", f"saved with {count} parameter groups", len(saved_groups), REBUILD
+        )
     _check_keys(where, saved)
     remaining = iter(enumerate(saved_groups))
     merged: list[Group] = []
@@ -76,13 +78,15 @@ def _groups_of(where: str, saved: Any) -> list[Group]:
     rule = "the state_dict() of an optimizer"
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(saved.get(key), kind):
-            raise bad(ValueError, where, "state_dict", rule, f"nothing usable under {key!r}")
+            raise invalid_argument(ValueError, where, "state_dict", rule, f"nothing usable under {key!r}")
     for group in saved["param_groups"]:
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
-            raise bad(ValueError, where, "state_dict", rule, "a parameter group without 'params'")
+            raise invalid_argument(ValueError, where, "state_dict", rule, "a parameter group without 'params'")
     for param_state in saved["state"].values():
         if not isinstance(param_state, Mapping):
-            raise bad(ValueError, where, "state_dict", rule, f"{param_state!r} as the state of a parameter")
+            raise invalid_argument(
+                ValueError, where, "state_dict", rule, f"{param_state!r} as the state of a parameter"
+            )
     groups: list[Group] = saved["param_groups"]
     return groups
 
@@ -93,7 +97,9 @@ def _check_keys(where: str, saved: dict[str, Any]) -> None:
     plain = all(isinstance(key, int | str) for key in known)
     if not plain or any(isinstance(key, int) and key not in known for key in saved["state"]):
         rule = "saved with the state of its own parameters"
-        raise bad(ValueError, where, "state_dict", rule, f"that of {some(map(str, saved['state']))} for {known}")
+        raise invalid_argument(
+            ValueError, where, "state_dict", rule, f"that of {quoted(map(str, saved['state']))} for {known}"
+        )
 
 
 def _param_state(state: Any) -> dict[str, Any]:
@@ -105,21 +111,27 @@ def _merged_group(where: str, argument: str, current: Group, saved: Group) -> Gr
     """Return a group as it would be after loading; its size, period and kinds of options stay as constructed."""
     counts = len(current["params"]), len(saved["params"])
     if counts[0] != counts[1]:
-        raise bad(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
+        raise invalid_argument(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
     for key, least in LEAST.items():
         if key in saved:
-            whole(where, f"{argument}[{key!r}]", saved[key], least)
+            check_int(where, f"{argument}[{key!r}]", saved[key], least)
     period = saved.get("initial_period", saved.get("period", 1))
     if period != current["initial_period"]:
         remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
-        raise bad(ValueError, where, argument, f"saved with period {current['initial_period']}", period, remedy)
+        raise invalid_argument(
+            ValueError, where, argument, f"saved with period {current['initial_period']}", period, remedy
+        )
     for key in current.keys() & saved.keys() - {"params", "param_names"}:
         if not _is_alike(current[key], saved[key]):
-            raise bad(TypeError, where, f"{argument}[{key!r}]", f"something like {current[key]!r}", saved[key])
+            raise invalid_argument(
+                TypeError, where, f"{argument}[{key!r}]", f"something like {current[key]!r}", saved[key]
+            )
     if saved.get("gradient", "sync") not in GRADIENTS:
-        raise bad(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", saved["gradient"])
+        raise invalid_argument(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", saved["gradient"])
     if saved.get("drift", current["drift"]) is not current["drift"]:
-        raise bad(ValueError, where, argument, f"saved with drift={current['drift']}", saved["drift"], REBUILD)
+        raise invalid_argument(
+            ValueError, where, argument, f"saved with drift={current['drift']}", saved["drift"], REBUILD
+        )
     fixed = {key: current[key] for key in FIXED_OPTIONS}
     return {**INITIAL_CLOCK, **fixed, **saved, "params": current["params"]}
 
@@ -141,12 +153,12 @@ def _check_clock(where: str, groups: list[Group]) -> None:
     """Refuse several clocks, one outside a group's cycle, and periods that do not fit."""
     clocks = [group["clock"] for group in groups]
     if clocks.count(clocks[0]) < len(clocks):
-        raise bad(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
+        raise invalid_argument(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
     for i, group in enumerate(groups):
         if not group["last_sync"] < group["clock"] <= group["next_sync"]:
             found = {key: group[key] for key in INITIAL_CLOCK}
             rule = "saved between its last and its next sync step"
-            raise bad(ValueError, where, f"state_dict['param_groups'][{i}]", rule, found)
+            raise invalid_argument(ValueError, where, f"state_dict['param_groups'][{i}]", rule, found)
     check_periods(where, groups)
 
 
@@ -167,7 +179,7 @@ def _check_shape(where: str, argument: str, key: str, value: object, p: Tensor) 
     if getattr(value, "shape", None) != p.shape:
         found = tuple(value.shape) if isinstance(value, Tensor) else value
         rule = f"saved with {key} of shape {tuple(p.shape)}"
-        raise bad(ValueError, where, argument, rule, found, "The model differs.")
+        raise invalid_argument(ValueError, where, argument, rule, found, "The model differs.")
 
 
 def _check_complete(where: str, argument: str, moving: int, found: int) -> None:
@@ -177,7 +189,9 @@ def _check_complete(where: str, argument: str, moving: int, found: int) -> None:
             "torch's set_state_dict drops the state of parameters that do not require gradients at that moment: load "
             "into a newly built optimizer, or call close() on this one first."
         )
-        raise bad(ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy)
+        raise invalid_argument(
+            ValueError, where, argument, f"saved with the state of {moving} moving parameters", found, remedy
+        )
 
 
 def _trial_load(
@@ -193,10 +207,12 @@ def _trial_load(
         rebuild(kind, {**attributes, "state": state, "param_groups": given})
         expected = [_first_state(kind, step, group) for group in given]
     except Exception as error:
-        raise bad(ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", DAMAGED) from error
+        raise invalid_argument(
+            ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", DAMAGED
+        ) from error
     for i, (current, new) in enumerate(zip(base.param_groups, given, strict=True)):
         if missing := [key for key in base.defaults if key in current and key not in new]:
-            raise bad(ValueError, where, "state_dict", rule, f"groups without {some(missing)}", DAMAGED)
+            raise invalid_argument(ValueError, where, "state_dict", rule, f"groups without {quoted(missing)}", DAMAGED)
         for p, param_state in zip(new["params"], states[i], strict=True):
             _check_base_state(where, f"state_dict['param_groups'][{first + i}]", rule, expected[i], p, param_state)
 
@@ -209,13 +225,17 @@ def _check_base_state(
     if not found:
         return
     if missing := list(expected.keys() - found):
-        raise bad(ValueError, where, "state_dict", rule, f"{some(found)} without {some(missing)}", DAMAGED)
+        raise invalid_argument(
+            ValueError, where, "state_dict", rule, f"{quoted(found)} without {quoted(missing)}", DAMAGED
+        )
     for key, has_shape in expected.items():
         value = param_state[key]
         if has_shape:
             _check_shape(where, argument, key, value, p)
         elif not _is_alike(0.0, value) or not float(value) >= 0:
-            raise bad(ValueError, where, "state_dict", f"saved with a number, at least 0, as {key}", value, DAMAGED)
+            raise invalid_argument(
+                ValueError, where, "state_dict", f"saved with a number, at least 0, as {key}", value, DAMAGED
+            )
 
 
 def _first_state(kind: type[Optimizer], step: Step, group: Group) -> dict[str, bool]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from mrreg.errors import bad
+from mrreg.errors import invalid_argument
 from mrreg.optim.diagnostics import has_gradient
 from mrreg.optim.drift import Group
 from mrreg.optim.requires_grad import RequiresGradSwitch
@@ -127,11 +127,13 @@ class ForwardHook:
 def check_model(where: str, model: object, slow: Iterable[Tensor]) -> nn.Module:
     """Refuse a model whose forwards do not tell about all slow parameters."""
     if not isinstance(model, nn.Module):
-        raise bad(TypeError, where, "model", "an nn.Module", type(model).__name__)
+        raise invalid_argument(TypeError, where, "model", "an nn.Module", type(model).__name__)
     known = set(model.parameters())
     if missing := [p for p in slow if p not in known]:
         rule = "the module that holds all slow parameters"
-        raise bad(ValueError, where, "model", rule, f"one without {len(missing)} of them", "Give their common parent.")
+        raise invalid_argument(
+            ValueError, where, "model", rule, f"one without {len(missing)} of them", "Give their common parent."
+        )
     return model
 
 

@@ -87,7 +87,7 @@ def test_masked_and_joint_steps(
     for t, event in enumerate(events):
         clock = optimizer.param_groups[0]["mask_clock"]
         masking = p > 0 and clock % k < k - 1
-        assert mask._on == masking
+        assert mask._masking == masking
         optimizer.zero_grad()
         x = batch(shape, t, dtype)
         x.view(-1)[0] = float("nan") if event == "nan input" else 0.5
@@ -162,7 +162,7 @@ def test_the_forward_is_that_of_the_zeroed_module(
     x = batch(shape, 9, dtype)
     torch.testing.assert_close(mask.eval()(x), plain(x), rtol=0, atol=0)
     mask.train()
-    if not mask._on:
+    if not mask._masking:
         return
     with torch.no_grad():
         for target, (weight, slow) in zip(mask.targets, slow_entries(mask), strict=True):
@@ -182,7 +182,7 @@ def test_a_cast_in_mid_cycle(to: torch.dtype, when: int) -> None:
     for t in range(7):
         if t == when:
             mask.to(to)
-        held = held_bits(mask, optimizer) if mask._on else []
+        held = held_bits(mask, optimizer) if mask._masking else []
         optimizer.zero_grad()
         mask(batch((4, 5), t, mask.weight.dtype)).sum().backward()
         optimizer.step()

@@ -39,7 +39,7 @@ def test_phases_held_entries_and_joint_steps(
     (mask,) = masks(model)
     for t in range(2 * k + 1):
         masked = p > 0 and t % k < k - 1
-        assert mask._on == masked
+        assert mask._masking == masked
         held = held_bits(model, optimizer) if masked else []
         train_step(model, optimizer, torch.randn(5, 4))
         assert all(torch.equal(read(), bits) for read, bits in held)

@@ -1,4 +1,4 @@
-"""What the report shows of two rates beside other ways to make fine-tuning cheap."""
+"""What the report shows of multirate fine-tuning beside other ways to make fine-tuning cheap."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ EPOCHS, SECONDS = "accuracy at equal epochs", "accuracy at equal seconds"
 NOTE = (
     "SST-2, AdamW, batch 16, constant lr, no dropout, a linear layer on the mean output. The preset cpu fine-tunes "
     "MiniLM, on texts cut at 32 tokens, for the seconds of 32 steps of full fine-tuning, each seed with training texts "
-    "of its own; accuracy is on all 872 dev texts. Two rates: the later three of six layers are fast, the rest has "
+    "of its own; accuracy is on all 872 dev texts. Multirate: the later three of six layers are fast, the rest has "
     "lr / k. LoRA (package peft): rank 8 on queries and values. BAdam (package badam): one layer at a time, 8 steps "
     "each. Random layers: two of six, drawn anew every 8 steps, and embeddings. Each method's lr is the better of two "
     "(the configuration's, 10 times that for LoRA, or 3 times these) by one trial on 400 training texts held out; a "
@@ -43,14 +43,14 @@ def sections(methods: Sequence[str]) -> tuple[Section, ...]:
                 Row(name, metric("costs", f"MiB, {name}")) for name in methods if name not in CHANGING
             ),
             note="The dearest of eight steps on one batch: what autograd saves, gradients, and the optimizer's tensors "
-            "(on CUDA the peak that torch has allocated). With two rates that is a step in which all gradients come.",
+            "(on CUDA the peak that torch has allocated). For multirate that is a step in which all gradients come.",
         ),
     )  # fmt: skip
 
 
 def _comparison(methods: Sequence[str], name: str, words: str, note: str) -> Section:
     return Section(
-        "", f"SST-2, two rates and others: {words}", "%",
+        "", f"SST-2, multirate and others: {words}", "%",
         rows=tuple(Row(method, metric(method, name)) for method in methods),
         claims=(
             *(Claim(f"{HALF}: better than {other}", gain(HALF, other, name)) for other in (FULL, FROZEN, *PEERS)),

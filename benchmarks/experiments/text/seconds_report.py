@@ -37,9 +37,9 @@ def _comparison(name: str, prefix: str, title: str) -> Section:
         "",
         f"Fine-tuning on SST-2: {title}",
         "%",
-        rows=tuple(Row(method, metric(f"{prefix}{method}", name)) for method in methods),
+        rows=tuple(Row(_label(method), metric(f"{prefix}{method}", name)) for method in methods),
         claims=tuple(
-            Claim(f"{method}: better than {other}", gain(f"{prefix}{method}", f"{prefix}{other}", name))
+            Claim(f"{_label(method)}: better than {other}", gain(f"{prefix}{method}", f"{prefix}{other}", name))
             for method in (Point(HALF_FAST).name, Point(PAPERS).name, BEST)
             for other in (REFERENCE, FROZEN)
         ),
@@ -49,10 +49,15 @@ def _comparison(name: str, prefix: str, title: str) -> Section:
     )
 
 
+def _label(method: str) -> str:
+    """Return a method's name in words; the record's name for the best point stays as it was saved."""
+    return "multirate, best other point of the map" if method == BEST else method
+
+
 def differences(record: Record, name: str, prefix: str = "") -> list[str]:
     """Each method minus full fine-tuning and minus the frozen half, with intervals."""
     return [
-        stats.sentence(method, other, values, "points")
+        stats.sentence(_label(method), other, values, "points")
         for other in (REFERENCE, FROZEN)
         for method in (*COMPARED, BEST)
         if method != other and (values := gain(f"{prefix}{method}", f"{prefix}{other}", name)(record))

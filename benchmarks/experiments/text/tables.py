@@ -161,4 +161,4 @@ def part_of(task: Task, setting: Setting, seed: int) -> Task:
     return Task(task.train[order[: setting.texts]], task.dev[: setting.dev], task.classes)
 
 
-BENCHMARK = Benchmark("text", PRESETS, runs, execute, sections())
+BENCHMARK = Benchmark("text", PRESETS, runs, execute, sections(), "GLUE tasks")

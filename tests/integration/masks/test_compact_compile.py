@@ -46,7 +46,7 @@ def test_one_graph_for_all_draws(
     @torch.compile(backend=counter, fullgraph=True)
     def compiled(features: Tensor, kept: Tensor) -> Any:
         units = units_of(module, structure, kept)
-        compact.chosen(module, structure, units, (features,))  # the decision, too, must be traceable
+        compact.should_use(module, structure, units, (features,))  # the decision, too, must be traceable
         return compact.forward(module, structure, units, (features,), {})
 
     for _ in range(4):

@@ -65,7 +65,7 @@ def test_a_compiled_model_can_be_attached_and_evaluated() -> None:
     with torch.no_grad():
         dense = compiled(batch(0))
     for mask in masks(model):
-        mask._rest()
+        mask._detach()
     assert torch.equal(model(batch(0)), dense)
 
 

@@ -181,7 +181,7 @@ def test_copies_and_pickles_at_any_phase_share_nothing(case: tuple[nn.Module, Te
         for make in (copy.deepcopy, _pickled):
             copied = make(mask)
             assert not {p.data_ptr() for p in copied.parameters()} & {p.data_ptr() for p in mask.parameters()}
-            assert not copied._driven
+            assert not copied._attached
             twin = torch.optim.SGD(copied.parameters(), lr=0.01, momentum=0.9)
             twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             mrreg.attach(twin, copied)

@@ -51,7 +51,7 @@ def test_held_entries_and_their_state_do_not_change(name: str, structure: str) -
     for t in range(9):
         before = [p.detach().clone() for p in model.parameters()]
         held = held_bits(model, optimizer)
-        masked = masks(model)[0]._on
+        masked = masks(model)[0]._masking
         train_step(model, optimizer, batch(t))
         assert masked == (t % 3 < 2)
         if masked:
@@ -361,7 +361,7 @@ def test_several_optimizers_have_their_own_clocks() -> None:
             second.step()
         model.zero_grad()
     assert [o.param_groups[0]["mask_clock"] for o in (first, second)] == [4, 2]
-    assert [mask._on for mask in masks(model)] == [True, False]
+    assert [mask._masking for mask in masks(model)] == [True, False]
 
 
 def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
@@ -452,10 +452,10 @@ def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
         if t == 5:
             for mask in masks(model):
                 setattr(mask, name, value)
-        held = held_bits(model, optimizer) if masks(model)[0]._on else []
+        held = held_bits(model, optimizer) if masks(model)[0]._masking else []
         train_step(model, optimizer, batch(t))
         assert all(torch.equal(read(), bits) for read, bits in held)
-    assert masks(model)[0]._on == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
+    assert masks(model)[0]._masking == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
 
 
 @pytest.mark.parametrize("structure", ["weight", "output"])

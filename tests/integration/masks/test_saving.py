@@ -88,7 +88,7 @@ def test_loading_an_optimizer_that_never_had_masks_starts_the_first_cycle() -> N
     optimizer.load_state_dict(plain)
     group = optimizer.param_groups[0]
     assert (group["mask_clock"], group["mask_k"], group["mask_seed"]) == (0, 3, 5)
-    assert all(mask._on for mask in masks(model))
+    assert all(mask._masking for mask in masks(model))
 
 
 def test_loading_sets_k() -> None:

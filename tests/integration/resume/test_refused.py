@@ -270,7 +270,7 @@ def test_attach_refuses_what_loading_would_and_starts_nothing() -> None:
     second.param_groups[0] |= {"mask_clock": -1, "mask_k": 3, "mask_seed": 0}
     with pytest.raises(ValueError, match="attach: mask_clock must be a whole number, at least 0, got -1"):
         mrreg.attach([first, second], model)
-    assert not any(mask._driven for mask in mask_cases.masks(model))
+    assert not any(mask._attached for mask in mask_cases.masks(model))
     del second.param_groups[0]["mask_clock"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)

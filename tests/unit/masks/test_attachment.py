@@ -63,7 +63,7 @@ def test_optimizers_that_cannot_drive_are_refused(make: Any, kind: type[Exceptio
     model = mlp(parameters=["*"])
     with pytest.raises(kind, match=says):
         mrreg.attach(make(model), model)
-    assert not any(mask._driven for mask in masks(model))
+    assert not any(mask._attached for mask in masks(model))
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_an_optimizer_that_is_gone_leaves_its_masks_undriven() -> None:
     model = mlp()
     optimizer = _sgd(model)
     mrreg.attach(optimizer, model)
-    assert all(mask._driven for mask in masks(model))
+    assert all(mask._attached for mask in masks(model))
     del optimizer
     gc.collect()
-    assert not any(mask._driven or mask._bits for mask in masks(model))
+    assert not any(mask._attached or mask._bits for mask in masks(model))
     optimizer = _sgd(model)
     mrreg.attach(optimizer, model)
 
@@ -191,7 +191,7 @@ def test_masks_with_several_k_share_the_clock() -> None:
     mrreg.attach(optimizer, model)
     phases = []
     for t in range(6):
-        phases.append([mask._on for mask in masks(model)])
+        phases.append([mask._masking for mask in masks(model)])
         train(model, optimizer, range(t, t + 1))
     assert phases == [[t % 2 < 1, t % 3 < 2] for t in range(6)]
     optimizer.load_state_dict(optimizer.state_dict())
@@ -232,7 +232,7 @@ def test_frozen_masks_that_no_optimizer_has_stay_dense() -> None:
     model[0].requires_grad_(False)
     optimizer = _sgd(model[2])
     mrreg.attach(optimizer, model)
-    assert [mask._on for mask in masks(model)] == [False, True]
+    assert [mask._masking for mask in masks(model)] == [False, True]
 
 
 def test_attached_in_inference_mode() -> None:

@@ -224,4 +224,4 @@ def test_calls_without_a_leading_tensor_are_left_alone(args: tuple[Any, ...]) ->
 ])  # fmt: skip
 def test_chosen_for_known_types_only(build: Callable[[], nn.Module], structure: str, expected: bool) -> None:
     units = {"weight": Units(1, torch.arange(8))}
-    assert compact.chosen(build(), structure, units, (torch.empty(512, 64),)) is expected
+    assert compact.should_use(build(), structure, units, (torch.empty(512, 64),)) is expected

@@ -1,4 +1,4 @@
-"""Calls with other tensors in the place of parameters: the same as torch's functional_call, which costs more."""
+"""Calls with other tensors in the place of parameters: the same as torch's function, which costs more."""
 
 import copy
 import io
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call as torch_functional_call
 
 import mrreg
-from mrreg.masks.functional_call import call_with
+from mrreg.masks.functional_call import functional_call
 
 
 class Tied(nn.Module):
@@ -65,8 +65,8 @@ def test_it_computes_what_functional_call_computes(case: str) -> None:
     module, names, shape = MODULES[case]
     x, values, before = torch.randn(shape), _values(module, names), _held(module)
     ours, theirs = (_flat(call(*args)) for call, args in (
-        (call_with, (values, module, (x,), {})),
-        (functional_call, (module, values, (x,))),
+        (functional_call, (values, module, (x,), {})),
+        (torch_functional_call, (module, values, (x,))),
     ))  # fmt: skip
     assert torch.equal(ours, theirs)
     grads = [torch.autograd.grad(out.square().sum(), list(values.values())) for out in (ours, theirs)]
@@ -79,7 +79,8 @@ def test_keyword_arguments_arrive() -> None:
     module, x = Tied(), torch.zeros(1, 4)
     values = _values(module, ["first.weight"])
     assert torch.equal(
-        call_with(values, module, (x,), {"shift": 2.0}), functional_call(module, values, (x,), {"shift": 2.0})
+        functional_call(values, module, (x,), {"shift": 2.0}),
+        torch_functional_call(module, values, (x,), {"shift": 2.0}),
     )
 
 
@@ -87,7 +88,7 @@ def test_parameters_are_back_after_a_forward_that_fails() -> None:
     module = Tied()
     before = _held(module)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        call_with(_values(module, ["first.weight"]), module, (torch.zeros(1, 5),), {})
+        functional_call(_values(module, ["first.weight"]), module, (torch.zeros(1, 5),), {})
     assert _held(module) == before
 
 
@@ -95,7 +96,7 @@ def test_an_unknown_name_changes_nothing() -> None:
     module = Tied()
     before = _held(module)
     with pytest.raises(AttributeError, match="absent"):
-        call_with({"first.weight": torch.zeros(4, 4), "absent": torch.zeros(4)}, module, (torch.zeros(1, 4),), {})
+        functional_call({"first.weight": torch.zeros(4, 4), "absent": torch.zeros(4)}, module, (torch.zeros(1, 4),), {})
     assert _held(module) == before
 
 
@@ -108,11 +109,11 @@ def test_inside_a_functional_call_of_somebody_else() -> None:
             self.inner = nn.Linear(4, 1, bias=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = call_with({"weight": self.inner.weight * 2}, self.inner, (x,), {})
+            out: Tensor = functional_call({"weight": self.inner.weight * 2}, self.inner, (x,), {})
             return out
 
     outer, x, weights = Outer(), torch.randn(3, 4), torch.randn(5, 1, 4)
-    out = torch.vmap(lambda w: functional_call(outer, {"inner.weight": w}, (x,)))(weights)
+    out = torch.vmap(lambda w: torch_functional_call(outer, {"inner.weight": w}, (x,)))(weights)
     torch.testing.assert_close(out, 2 * x @ weights.transpose(1, 2))
 
 
@@ -121,7 +122,7 @@ def test_scripted_modules_and_data_parallel_are_refused_by_torch() -> None:
     for module in (torch.jit.script(nn.Linear(4, 3)), nn.DataParallel(nn.Linear(4, 3))):
         name = "weight" if isinstance(module, torch.jit.ScriptModule) else "module.weight"
         with pytest.raises(RuntimeError, match="stateless API"):
-            call_with({name: torch.zeros(3, 4)}, module, (torch.zeros(1, 4),), {})
+            functional_call({name: torch.zeros(3, 4)}, module, (torch.zeros(1, 4),), {})
 
 
 class Asked(nn.Module):
@@ -165,7 +166,7 @@ def test_who_reads_the_module_meanwhile_finds_its_parameters(reader: str) -> Non
         assert module.layer.weight is instead  # here
 
     module, instead = Asked(ask), torch.zeros(4, 4)
-    call_with({"layer.weight": instead}, module, (torch.zeros(1, 4),), {})
+    functional_call({"layer.weight": instead}, module, (torch.zeros(1, 4),), {})
     assert torch.equal(found[0], module.layer.weight)
     assert module.layer.weight.any()
     assert type(module.layer._parameters) is dict
@@ -218,7 +219,7 @@ def test_what_a_forward_sets_stays_but_not_in_the_place_of_what_it_does_not_see(
         module.layer.bias = new
         module.layer.register_parameter("more", nn.Parameter(torch.ones(1)))
         del module.layer.more
-        seen = functional_call(module.layer, {"weight": torch.ones(4, 4)}, (torch.ones(1, 4),))
+        seen = torch_functional_call(module.layer, {"weight": torch.ones(4, 4)}, (torch.ones(1, 4),))
         assert torch.equal(seen, torch.full((1, 4), 5.0))
         weight = module.layer.weight
         del module.layer.weight
@@ -226,7 +227,7 @@ def test_what_a_forward_sets_stays_but_not_in_the_place_of_what_it_does_not_see(
 
     module = Asked(ask)
     before = module.layer.weight
-    out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (torch.ones(1, 4),), {})
+    out = functional_call({"layer.weight": torch.zeros(4, 4)}, module, (torch.ones(1, 4),), {})
     assert torch.equal(out, torch.full((1, 4), 9.0))
     assert module.layer.weight is before
     assert module.layer.bias is new
@@ -241,8 +242,8 @@ def test_scripted_layers_inside_see_the_tensors_too(how: str) -> None:
     scripted = make(plain) if how == "script" else make(plain, x)
     module = nn.Sequential(scripted, nn.ReLU())
     weight = torch.randn(3, 4)
-    out = call_with({"0.weight": weight}, module, (x,), {})
-    assert torch.equal(out, functional_call(nn.Sequential(plain, nn.ReLU()), {"0.weight": weight}, (x,)))
+    out = functional_call({"0.weight": weight}, module, (x,), {})
+    assert torch.equal(out, torch_functional_call(nn.Sequential(plain, nn.ReLU()), {"0.weight": weight}, (x,)))
     assert torch.equal(module(x), plain(x).relu())
 
 
@@ -281,13 +282,13 @@ def test_calls_inside_calls_see_both() -> None:
     inner, x = nn.Linear(4, 4), torch.ones(1, 4)
 
     def ask(module: Any) -> None:
-        out = call_with({"bias": torch.full((4,), 3.0)}, module.layer, (x,), {})
+        out = functional_call({"bias": torch.full((4,), 3.0)}, module.layer, (x,), {})
         assert torch.equal(out, torch.full((1, 4), 3.0))
 
     module = Asked(ask)
     module.layer = inner
     nn.init.ones_(inner.bias)
-    out = call_with({"layer.weight": torch.zeros(4, 4)}, module, (x,), {})
+    out = functional_call({"layer.weight": torch.zeros(4, 4)}, module, (x,), {})
     assert torch.equal(out, torch.ones(1, 4))
     assert type(inner._parameters) is dict
 

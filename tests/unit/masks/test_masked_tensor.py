@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mrreg.masks.masked_tensor import Workspace
+from mrreg.masks.masked_tensor import ReusableBuffer
 
 VALUE = torch.zeros(3, 4)
 
 
 def test_the_same_memory_comes_again_once_it_is_let_go() -> None:
-    work = Workspace()
-    first = work.like(VALUE)
+    work = ReusableBuffer()
+    first = work.empty_like(VALUE)
     address = first.data_ptr()
-    assert work.like(VALUE).data_ptr() != address
+    assert work.empty_like(VALUE).data_ptr() != address
     del first
-    again = work.like(VALUE)
+    again = work.empty_like(VALUE)
     address = again.data_ptr()
     del again
-    assert work.like(VALUE).data_ptr() == address
+    assert work.empty_like(VALUE).data_ptr() == address
 
 
 HOLDERS: dict[str, Callable[[Tensor], object]] = {
@@ -35,9 +35,9 @@ HOLDERS: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_memory_that_somebody_holds_is_left_alone(holder: str) -> None:
-    work = Workspace()
-    held = HOLDERS[holder](work.like(VALUE).fill_(1))
-    other = work.like(VALUE).fill_(2)
+    work = ReusableBuffer()
+    held = HOLDERS[holder](work.empty_like(VALUE).fill_(1))
+    other = work.empty_like(VALUE).fill_(2)
     assert bytes(held.untyped_storage() if isinstance(held, Tensor) else held) == bytes(torch.ones(12).numpy())  # type: ignore[call-overload]
     assert other.eq(2).all()
 
@@ -50,30 +50,30 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_memory_that_has_moved_is_given_up(change: str) -> None:
-    work = Workspace()
-    first = work.like(VALUE)
+    work = ReusableBuffer()
+    first = work.empty_like(VALUE)
     CHANGES[change](first)
     address = first.data_ptr()
     del first
-    second = work.like(VALUE).fill_(2)
+    second = work.empty_like(VALUE).fill_(2)
     assert second.data_ptr() != address
     assert second.eq(2).all()
     assert not second.untyped_storage().is_shared()
 
 
 def test_other_threads_get_memory_of_their_own() -> None:
-    work = Workspace()
-    address = work.like(VALUE).data_ptr()
+    work = ReusableBuffer()
+    address = work.empty_like(VALUE).data_ptr()
     seen: list[Tensor] = []
-    thread = Thread(target=lambda: seen.extend(work.like(VALUE) for _ in range(2)))
+    thread = Thread(target=lambda: seen.extend(work.empty_like(VALUE) for _ in range(2)))
     thread.start()
     thread.join()
     assert len({address, *(t.data_ptr() for t in seen)}) == 3
-    assert work.like(VALUE).data_ptr() == address
+    assert work.empty_like(VALUE).data_ptr() == address
 
 
 def test_a_dry_run_leaves_nothing_behind() -> None:
-    work = Workspace()
+    work = ReusableBuffer()
     with FakeTensorMode():
-        work.like(torch.zeros(3, 4))
-    assert type(work.like(VALUE)) is Tensor
+        work.empty_like(torch.zeros(3, 4))
+    assert type(work.empty_like(VALUE)) is Tensor
