@@ -21,8 +21,7 @@ from helpers.trainers import (
     trainer_arguments,
     trainer_by_class,
 )
-from torch import Tensor
-from torch.utils.data import Dataset
+from helpers.transformer_models import Sentences, bert
 
 import mrreg
 
@@ -38,6 +37,8 @@ OPTIONS = {
     "checkpointing": Options(checkpointing=True),
     "statistics": Options(statistics="sync"),
     "all": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, statistics="never"),
+    "masks": Options(masks="mask"),
+    "masks, all": Options(masks="mask", accumulate=2, clip=0.05, bf16=True, checkpointing=True),
 }
 STOP = 4  # one step into the second cycle
 
@@ -92,25 +93,6 @@ def test_a_step_that_the_scaler_skips_is_none(use: Any, stop: int, tmp_path: Pat
     assert same(undisturbed, by_hand(options, undisturbed.seen))
     resumed = use(options, tmp_path, stop, True)
     assert same(undisturbed, resumed)
-
-
-def bert(**options: Any) -> Any:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="the Trainer needs Accelerate")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=32, **sizes, **options))
-
-
-class Sentences(Dataset[dict[str, Tensor]]):
-    """64 random ones."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        words = torch.randint(32, (7,), generator=torch.Generator().manual_seed(i))
-        return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words[0] % 2}
 
 
 def trained(model: Any, arguments: Any, resume: str | None, **options: Any) -> Any:
