@@ -1,10 +1,10 @@
-# `make demo` and `make test` set everything up by themselves, in .venv.
+# `make demo`, `make test` and `make docs` set everything up by themselves, in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint unit clean
+.PHONY: demo test lint unit docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m benchmarks demo --out demo-report
@@ -22,6 +22,10 @@ lint: $(VENV)/.test
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/property tests/paper
 
+# The site, in site/. A dead link is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -33,5 +37,9 @@ $(VENV)/.test: $(BIN)/python setup.cfg constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench,test,lint]"
 	touch $@ $(VENV)/.demo
 
+$(VENV)/.docs: $(BIN)/python setup.cfg constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo-report .coverage .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo-report site .coverage .pytest_cache .mypy_cache .ruff_cache

@@ -9,7 +9,7 @@ import typer
 
 from benchmarks.core import records
 from benchmarks.core import runner as harness
-from benchmarks.core.errors import UserError
+from benchmarks.core.errors import Interrupted, UserError
 from benchmarks.core.registry import REGISTERED
 from benchmarks.core.suite import run_all
 from benchmarks.report.paper import ITEMS
@@ -17,6 +17,7 @@ from benchmarks.report.paper import ITEMS
 RESULTS = Path(__file__).parent / "results"
 SMOKE = Path("runs")
 README = Path(__file__).parent.parent / "README.md"
+DOCS = README.parent / "docs"
 
 Preset = Annotated[str, typer.Option(help="Which configuration: smoke, cpu, gpu or paper.")]
 DataDir = Annotated[Path | None, typer.Option(help="Folder with real data; default MRREG_DATA, else a download.")]
@@ -43,7 +44,8 @@ def list_() -> None:
             presets = ", ".join(entry.load().presets)
         except UserError as error:
             presets = str(error)
-        print(f"{name:16} {entry.summary} [{presets}]")
+        missing = f" (not installed: {', '.join(entry.missing())})" if entry.missing() else ""
+        print(f"{name:16} {entry.summary} [{presets}]{missing}")
 
 
 @app.command("all")
@@ -55,7 +57,7 @@ def all_(
     seeds: Seeds = None,
     out: Out = None,
 ) -> None:
-    """Run every benchmark, most wanted first, within a budget of seconds; failures are reported at the end."""
+    """Run every benchmark, the most important first, within a budget of seconds; failures are reported at the end."""
     failures = run_all(
         REGISTERED, preset, out or folder(preset), budget=budget, device=device, data_dir=data_dir, seeds=seeds
     )
@@ -68,22 +70,34 @@ def all_(
 def report_(
     records_in: Annotated[Path, typer.Option("--records", help="Folder of the records.", file_okay=False)] = RESULTS,
     out: Annotated[Path, typer.Option(help="Folder of report.html and report.md.", file_okay=False)] = RESULTS,
-    readme: Annotated[bool, typer.Option("--readme", help="Also put the summary table into README.md.")] = False,
+    docs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of results.md and results.svg; default docs, with --out that folder.", file_okay=False
+        ),
+    ] = None,
+    readme: Annotated[
+        bool, typer.Option("--readme", help="Also put the excerpt of the results into README.md.")
+    ] = False,
 ) -> None:
     """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
     from benchmarks.report import pages as report
 
     found = records.load_all(records_in)
+    if not found:
+        raise UserError(f"{records_in}: there is no record in this folder. Run a benchmark: python -m benchmarks list")
     if unknown := sorted({record.benchmark for record in found} - REGISTERED.keys()):
         raise UserError(f"{records_in}: records of unknown benchmarks: {', '.join(unknown)}. Move them away.")
     shown = [(record, REGISTERED[record.benchmark].load().sections) for record in found]
     chapters = report.chapters(shown, ITEMS)
-    title = "Multirate Training of Neural Networks: the paper's numbers beside ours"
+    title = "Multirate training of neural networks: what it gains, what it costs, and the paper's numbers beside ours"
     intro = f"Made from {len(shown)} records by python -m benchmarks report."
-    for path in report.write(title, intro, shown, chapters, out):
+    pages = report.write(title, intro, shown, chapters, out, report.cards(shown))
+    docs = docs or (DOCS if out == RESULTS else out)
+    for path in (*pages, *report.write_docs(shown, chapters, docs)):
         print(path)
     if readme:
-        report.fill_readme(README, chapters)
+        report.fill_readme(README, shown)
         print(README)
 
 
@@ -113,6 +127,7 @@ def _command(name: str) -> Callable[..., None]:
     ) -> None:
         benchmark = REGISTERED[name].load()
         outcome = harness.run(benchmark, preset, out or folder(preset), seeds=seeds, device=device, data_dir=data_dir)
+        print(f"{name} {preset}: trained on {benchmark.data_of(benchmark.config(preset))}")
         print(f"{name} {preset}: {outcome.finished} of {outcome.total} runs are in {outcome.path}")
 
     return command
@@ -141,6 +156,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(130)  # as a shell reports a program that Ctrl-C has ended
 
 
 if __name__ == "__main__":

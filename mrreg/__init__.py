@@ -14,6 +14,7 @@ from mrreg.convert.dropout import swap_dropout
 from mrreg.convert.wrap import mask, unwrap
 from mrreg.errors import NoEffectWarning
 from mrreg.masks.attachment import attach
+from mrreg.masks.layer_registry import register_layer
 from mrreg.masks.module import MultirateMask
 from mrreg.optim.adamw import MultirateAdamW
 from mrreg.optim.bn_statistics import batch_norm
@@ -40,6 +41,7 @@ __all__ = [
     "batch_norm",
     "biases",
     "mask",
+    "register_layer",
     "split",
     "swap_dropout",
     "theory",

@@ -1,4 +1,4 @@
-"""The wording of every error and warning.
+"""Checks of arguments, and the wording of every error and warning.
 
 Messages follow one template, so that a reader always finds what was wrong, with which value, and what to do:
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 
 def check_number(where: str, argument: str, value: object, rule: str, valid: Callable[[float], bool]) -> float:
-    """Return the value as a float; a bool is no number, and NaN passes no comparison that `valid` makes."""
+    """Return the value as a float; a bool is not a number, and NaN passes no comparison that `valid` makes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise invalid_argument(TypeError, where, argument, f"a number, {rule}", value)
     if not valid(float(value)):
@@ -57,7 +57,7 @@ def invalid_state(where: str, problem: str, remedy: str) -> RuntimeError:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """At most five names, sorted, and how many more there are: 'a', 'b' and 3 more."""
+    """Return at most five names, sorted, and how many more there are: 'a', 'b' and 3 more."""
     ordered = sorted(names)
     shown = ", ".join(repr(name) for name in ordered[:SHOWN])
     rest = len(ordered) - SHOWN

@@ -1,9 +1,14 @@
-"""Dotted names of modules and parameters in a model; the model's own name is empty."""
+"""Dotted names in a model (its own is empty), tensors in what modules take and return, and what torch has written."""
 
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, nn
+
+from mrreg.errors import invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
@@ -45,3 +50,39 @@ def parameter(module: nn.Module, name: str) -> Tensor:
     except KeyError:
         gone = f"MultirateMask: {type(module).__name__} has no parameter {name!r} now."
         raise AttributeError(f"{gone} Parametrize, prune or change a module first, then wrap it.") from None
+
+
+def check_materialized(where: str, what: str, module: nn.Module) -> None:
+    """Refuse a module whose lazy parameters have no shape yet."""
+    lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy:
+        raise invalid_state(where, f"the {what} has no shape yet for {quoted(lazy)}", "Run one forward first.")
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings, iterables and dataclasses, such as a module's inputs or outputs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(tuple(value.values()))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in(tuple(getattr(value, field.name) for field in fields(value)))
+    elif isinstance(value, tuple | list | set | frozenset | deque):
+        for each in value:
+            yield from tensors_in(each)
+
+
+def has_stock_forward(module: nn.Module) -> bool:
+    """Return True if the class of a module has its forward from torch, whatever else a subclass changes."""
+    return type(module).forward.__module__.startswith("torch.nn.")
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Return True if calling a module runs what torch has written for its class and nothing else.
+
+    A class may have been patched, a method replaced in the instance, and hooks see or change what goes in and out.
+    """
+    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    if hooks or not type(module).__module__.startswith("torch.nn.modules.") or not has_stock_forward(module):
+        return False
+    return not any(callable(getattr(type(module), name, None)) for name in module.__dict__)

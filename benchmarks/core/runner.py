@@ -1,7 +1,8 @@
-"""What every benchmark shares: a list of runs, executed one by one, each kept in the record as soon as it is done."""
+"""Runs executed one by one, each kept in the record as soon as it is done."""
 
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.core import records
-from benchmarks.core.errors import UserError
+from benchmarks.core.errors import Interrupted, UserError
 from benchmarks.core.records import Config, Record, Result
 from benchmarks.core.sections import Section
 from benchmarks.core.timing import synchronize
@@ -41,14 +42,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Context:
-    """What `execute` gets beside its configuration and its run.
+    """The surroundings of a run, for `execute`.
 
-    `record` holds all results so far: a run may choose its settings by what earlier runs (a search) found.
+    Args:
+        device: Where to compute.
+        data_dir: Where real data are.
+        record: All results so far: a run may choose its settings by what earlier runs (a search) found.
+        unfinished: Where a run may keep what it has done so far; None keeps nothing.
     """
 
     device: torch.device
     data_dir: Path | None
     record: Record
+    unfinished: Path | None = None
+
+    def checkpoint(self, part: str) -> Path | None:
+        """Return the file of a part of the run under way."""
+        return self.unfinished and self.unfinished.with_name(f"{self.unfinished.name}.{part}")
 
     def track(self, items: Iterable[T], what: str) -> Iterable[T]:
         """The items, with a progress bar inside the one over runs (on a terminal only)."""
@@ -68,6 +78,7 @@ class Benchmark(Generic[C]):
         execute: Executes one run; returns one result for each of its seeds. Depends on nothing but its arguments:
             global random state is seeded inside.
         sections: What the report shows of it, one a table or figure of the paper.
+        data: On which data a configuration runs, in words.
     """
 
     name: str
@@ -75,6 +86,7 @@ class Benchmark(Generic[C]):
     runs: Callable[[C], Sequence[Run]]
     execute: Callable[[C, Run, Context], Sequence[Result]]
     sections: tuple[Section, ...] = ()
+    data: str | Callable[[C], str] = "random tensors"
 
     def config(self, preset: str, seeds: int | None = None) -> C:
         """The configuration of a preset, with another number of seeds if one is given."""
@@ -82,6 +94,10 @@ class Benchmark(Generic[C]):
             raise UserError(f"{self.name}: preset must be one of {', '.join(self.presets)}, got {preset!r}.")
         config = self.presets[preset]
         return config if seeds is None else replace(config, seeds=seeds)
+
+    def data_of(self, config: C) -> str:
+        """Return on which data a configuration runs, in words."""
+        return self.data if isinstance(self.data, str) else self.data(config)
 
 
 @dataclass(frozen=True)
@@ -119,24 +135,41 @@ def run(
     """
     config = benchmark.config(preset, seeds)
     where = usable_device(device)
+    if data_dir is not None and not data_dir.is_dir():
+        raise UserError(f"data-dir must be a folder, got {str(data_dir)!r}, which is not a folder.")
     path = records.path_of(usable_folder(out), benchmark.name, preset)
     record = records.new(benchmark.name, preset, config, where)
     todo = list(benchmark.runs(config))
     record.total = len(todo)
     if path.exists() and not fresh:
         _continue(record, path)
-    context = Context(where, data_dir, record)
     missing = [each for each in todo if each.key not in record.runs]
-    added = 0
-    for each in tqdm(missing, desc=f"{benchmark.name} {preset}", disable=None):
-        if deadline is not None and time.monotonic() + _expected_seconds(record, each) > deadline:
-            tqdm.write(f"{benchmark.name} {preset}: stopped at its share of the budget")
-            break
-        _execute(benchmark, config, each, context)
-        record.save(path)
-        added += 1
-        tqdm.write(f"{benchmark.name} {preset}: {each.key}: {record.runs[each.key]['seconds']:.1f} s")
-    return Outcome(path, added, len(todo) - len(missing) + added, len(todo))
+    outcome = Outcome(path, 0, len(todo) - len(missing), len(todo))
+    try:
+        for each in tqdm(missing, desc=f"{benchmark.name} {preset}", disable=None):
+            if deadline is not None and time.monotonic() + _expected_seconds(record, each) > deadline:
+                tqdm.write(f"{benchmark.name} {preset}: stopped at its share of the budget")
+                break
+            _execute(benchmark, config, each, Context(where, data_dir, record, _unfinished(path, record, each)))
+            record.save(path)
+            _forget_unfinished(path)
+            outcome = replace(outcome, added=outcome.added + 1, finished=outcome.finished + 1)
+            tqdm.write(f"{benchmark.name} {preset}: {each.key}: {record.runs[each.key]['seconds']:.1f} s")
+    except KeyboardInterrupt as stop:
+        kept = f"{outcome.finished} of {outcome.total} runs are kept in {path}"
+        raise Interrupted(f"stopped: {kept}. The same command goes on from there.") from stop
+    return outcome
+
+
+def _unfinished(path: Path, record: Record, run: Run) -> Path:
+    """Return where a run keeps what it has done so far: a name that no run with other settings or other code has."""
+    identity = zlib.crc32(repr((run.key, record.identity(), records.revision())).encode())
+    return path.with_name(f".{path.stem}.{identity:08x}")
+
+
+def _forget_unfinished(path: Path) -> None:
+    for file in path.parent.glob(f".{path.stem}.*"):
+        file.unlink()
 
 
 def usable_device(name: str) -> torch.device:
@@ -164,7 +197,10 @@ def usable_folder(out: Path) -> Path:
 def _execute(benchmark: Benchmark[C], config: C, each: Run, context: Context) -> None:
     synchronize(context.device)
     start = time.perf_counter()
-    results = list(benchmark.execute(config, each, context))
+    try:
+        results = list(benchmark.execute(config, each, context))
+    except ModuleNotFoundError as error:
+        raise UserError(f"{benchmark.name}: needs {error.name}. Install it: pip install '.[bench]'") from error
     synchronize(context.device)
     seconds = time.perf_counter() - start
     if len(results) != len(each.seeds):

@@ -108,8 +108,11 @@ class Section:
         claims: What the paper (or this project) says of it, for the code to check.
         plots: What one would show in a talk.
         tolerance: How far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers.
-        full: Presets that are as large as the paper's setting; others are "smaller scale".
+        better: Which way a number of the rows has to differ from the paper's to be better.
+        full: Presets that are as large as the paper's setting.
+        smaller: How the other presets differ from it, in a few words.
         presets: Presets whose records it shows, where not every preset has what it needs; None shows all.
+        needs: What the presets need that is not at hand everywhere; said where there is no record.
         note: Where our setting differs from the paper's, or what the paper leaves open.
         facts: Sentences computed from the record, such as what a search chose.
     """
@@ -123,7 +126,10 @@ class Section:
     claims: tuple[Claim, ...] = ()
     plots: tuple[Curves | Bars | Drawing, ...] = ()
     tolerance: float | None = None
+    better: Literal["higher", "lower"] = "higher"
     full: frozenset[str] = frozenset({"gpu", "paper"})
+    smaller: str = "smaller network and data"
     presets: frozenset[str] | None = None
+    needs: str = ""
     note: str = ""
     facts: Callable[[Record], Sequence[str]] = lambda record: ()

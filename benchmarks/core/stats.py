@@ -66,7 +66,7 @@ def sentence(one: str, other: str, differences: Sequence[float], unit: str, digi
     if found.n < 2:
         return f"{one} against {other}: {found.n} paired runs, too few to say anything."
     low, high = found.interval
-    said = {"above": "larger", "below": "smaller"}.get(judge(differences), "within noise")
+    said = {"above": "above zero", "below": "below zero"}.get(judge(differences), "within noise")
     return (
         f"{one} minus {other}: {found.mean:+.{digits}f} {unit}, 95 % interval {low:+.{digits}f} to {high:+.{digits}f} "
         f"over {found.n} paired seeds: {said}."

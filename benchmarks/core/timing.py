@@ -1,4 +1,4 @@
-"""Seconds of alternatives, interleaved in one process so that the machine's moods meet all of them alike."""
+"""One clock for everything that is timed, and seconds of alternatives that take turns in one process."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -6,19 +6,42 @@ from collections.abc import Callable, Mapping
 import torch
 
 
+def clock(device: torch.device, *, wall: bool = False) -> Callable[[], float]:
+    """Return a clock for work on a device.
+
+    With one CPU thread it counts the seconds of this process, which other processes hardly disturb.
+
+    Args:
+        device: Waited for before the clock is read.
+        wall: Count the seconds that pass, waiting included.
+    """
+    if device.type == "cpu":
+        return time.process_time if torch.get_num_threads() == 1 and not wall else time.perf_counter
+
+    def synchronized() -> float:
+        synchronize(device)
+        return time.perf_counter()
+
+    return synchronized
+
+
 def interleaved(
-    cases: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, warmup: int = 3
+    cases: Mapping[str, Callable[[], object]],
+    repeats: int,
+    device: torch.device,
+    warmup: int = 3,
+    *,
+    wall: bool = False,
 ) -> dict[str, list[float]]:
-    """Seconds of every call of every case, after `warmup` calls of each that are not counted."""
+    """Return the seconds of every call of every case, the cases in turns, after `warmup` calls that do not count."""
+    now = clock(device, wall=wall)
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for repeat in range(warmup + repeats):
         for name, call in cases.items():
-            synchronize(device)
-            start = time.perf_counter()
+            start = now()
             call()
-            synchronize(device)
             if repeat >= warmup:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(now() - start)
     return seconds
 
 

@@ -15,6 +15,7 @@ FILES = tuple(
 )
 MEAN, STD = 0.1307, 0.3081  # of the pixels of MNIST's training images
 CLASSES = 10
+NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits"}
 
 
 @dataclass(frozen=True)

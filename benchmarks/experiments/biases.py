@@ -152,4 +152,4 @@ SECTION = Section(
     note="Accuracy: mean of the last quarter of the epochs. The paper names neither epochs nor momentum (here 0.9).",
 )
 
-BENCHMARK = Benchmark("biases", PRESETS, runs, execute, (SECTION,))
+BENCHMARK = Benchmark("biases", PRESETS, runs, execute, (SECTION,), "images of CIFAR-10")

@@ -245,7 +245,7 @@ def differences(record: Record) -> list[str]:
     ]
 
 
-BENCHMARK = Benchmark("demo", PRESETS, runs, execute)
+BENCHMARK = Benchmark("demo", PRESETS, runs, execute, data="scikit-learn's digits")
 
 
 def run(out: Path, preset: str) -> None:

@@ -32,7 +32,7 @@ from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values
 from benchmarks.core.timing import interleaved
-from mrreg.distributed.communication import reduce_due
+from mrreg.distributed import reduce_due
 
 K = 5
 LR = 1e-3
@@ -139,7 +139,7 @@ def measure(config: ScaleConfig, repeats: int, device: torch.device) -> list[Res
         with counted() as size:
             cycle()
         sent[f"{method} bytes"] = size[0]
-    seconds = interleaved(cycles, repeats, device, warmup=1)
+    seconds = interleaved(cycles, repeats, device, warmup=1, wall=True)  # waiting for others counts
     return [sent | {f"{method} seconds": seconds[method][i] for method in METHODS} for i in range(repeats)]
 
 

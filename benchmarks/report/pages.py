@@ -1,18 +1,21 @@
-"""One self-contained HTML page and one Markdown file from all records, and the table of the README."""
+"""One self-contained HTML page, Markdown for the documentation, and the excerpt in the README, from all records."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from benchmarks.core import stats
 from benchmarks.core.errors import UserError
 from benchmarks.core.records import Record
 from benchmarks.core.registry import REGISTERED
 from benchmarks.core.sections import Claim, Row, Section
+from benchmarks.report import highlights, verdict
 from benchmarks.report import plots as report_plots
-from benchmarks.report import verdict
 from benchmarks.report.paper import Item
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -30,11 +33,12 @@ class Line:
     ours: str
     spread: str
     runs: str
+    verdict: str = ""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim, what was found, and whether it holds."""
+    """A claim, what was found, and the verdict."""
 
     text: str
     found: str
@@ -43,28 +47,25 @@ class Checked:
 
 @dataclass(frozen=True)
 class Block:
-    """One section as one record shows it."""
+    """One section as one record shows it, or as no record does."""
 
     title: str
-    made: str
     verdict: str
-    unit: str
-    center: str
-    tolerance: str
-    note: str
-    facts: Sequence[str]
-    lines: Sequence[Line]
-    claims: Sequence[Checked]
-    plots: Sequence[tuple[str, str]]
-
-    @property
-    def word(self) -> str:
-        """The verdict without its reasons, for a summary."""
-        return self.verdict.partition(":")[0]
+    scale: str
+    made: str = ""
+    missing: str = ""
+    unit: str = ""
+    center: str = "mean"
+    tolerance: str = ""
+    note: str = ""
+    facts: Sequence[str] = ()
+    lines: Sequence[Line] = ()
+    claims: Sequence[Checked] = ()
+    plots: Sequence[tuple[str, str]] = ()
 
     @property
     def compared(self) -> bool:
-        """Whether the paper has a number for any row."""
+        """Return whether the paper has a number for any row."""
         return any(line.paper for line in self.lines)
 
 
@@ -83,27 +84,42 @@ class Chapter:
 
 
 def chapters(shown: Shown, items: Mapping[str, Item]) -> list[Chapter]:
-    """Every item of the paper in its order, then what goes beyond it."""
+    """Return every item of the paper in its order, then what goes beyond it; first what was run, then what was not."""
     made = {item: Chapter(item, about.title, _missing(about)) for item, about in items.items()}
-    ordered = sorted(
-        shown, key=lambda pair: PRESETS.index(pair[0].preset) if pair[0].preset in PRESETS else len(PRESETS)
-    )
+    ordered = sorted(shown, key=lambda pair: rank(pair[0]))
+    looks = _looks(shown)
     for record, sections in ordered:
         for section in sections:
-            if section.presets is not None and record.preset not in section.presets:
-                continue
-            key = section.item or f"{record.benchmark}: {section.title}"
-            made.setdefault(key, Chapter("", section.title, "")).blocks.append(block(section, record))
+            if section.presets is None or record.preset in section.presets:
+                key = section.item or f"{record.benchmark}: {section.title}"
+                made.setdefault(key, Chapter("", section.title, "")).blocks.append(block(section, record, looks))
+    for benchmark, sections in {record.benchmark: sections for record, sections in ordered}.items():
+        presets = {record.preset for record, _ in ordered if record.benchmark == benchmark}
+        for section in sections:
+            if section.item in made and section.presets and not section.presets & ({"smoke", "cpu"} | presets):
+                made[section.item].blocks.append(_not_run(section, benchmark))
     return list(made.values())
 
 
-def block(section: Section, record: Record) -> Block:
-    """What one record says of one section."""
+def _looks(shown: Shown) -> dict[str, report_plots.Look]:
+    """Return the look of every method: the cards' methods get the clearest ones."""
+    sections = (section for _, each in shown for section in each)
+    return report_plots.palette([*highlights.LABELS, *report_plots.labels(sections)])
+
+
+def rank(record: Record) -> int:
+    """Return a record's place among those of its benchmark: the largest preset first."""
+    return PRESETS.index(record.preset) if record.preset in PRESETS else len(PRESETS)
+
+
+def block(section: Section, record: Record, looks: Mapping[str, report_plots.Look] | None = None) -> Block:
+    """Return what one record says of one section."""
     tolerance = "" if section.tolerance is None else f"{section.tolerance:g} {section.unit}".strip()
     return Block(
         title=section.title,
         made=made_with(record),
-        verdict=str(verdict.judge(section, record)),
+        verdict=verdict.summarize(section, record),
+        scale=verdict.scale(section, record),
         unit=section.unit,
         center=section.center,
         tolerance=tolerance,
@@ -111,12 +127,20 @@ def block(section: Section, record: Record) -> Block:
         facts=list(section.facts(record)),
         lines=[_line(row, section, record) for row in section.rows],
         claims=[_checked(claim, section, record) for claim in section.claims],
-        plots=report_plots.plots(section, record),
+        plots=report_plots.plots(section, record, looks),
     )
 
 
+def _not_run(section: Section, benchmark: str) -> Block:
+    """Return what is said of a section of the paper that no record shows."""
+    assert section.presets is not None
+    command = f"python -m benchmarks {benchmark} --preset {min(section.presets)}"
+    why = f"needs {section.needs}: {command}" if section.needs else command
+    return Block(section.title, f"{verdict.NOT_RUN}: {why}", "the paper's", missing=f"Not run: {why}")
+
+
 def made_with(record: Record) -> str:
-    """Preset, seeds, device, versions, commit and date in one sentence."""
+    """Name preset, seeds, device, versions, commit and date of a record in one line."""
     dirty = " with local changes" if any(record.distinct("dirty")) else ""
     commits = ", ".join(record.distinct("commit")) or "unknown"
     dates = record.distinct("date")
@@ -133,7 +157,7 @@ def made_with(record: Record) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0 to 9, 20, 30 to 31: sorted whole numbers in brief."""
+    """Write sorted whole numbers in brief: "0 to 9, 20, 30 to 31"."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(
@@ -141,21 +165,43 @@ def _ranges(numbers: Sequence[int]) -> str:
     )
 
 
-def write(title: str, intro: str, shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
-    """Write report.html and report.md: the chapters, and at the end every record, shown in one or not."""
-    out.mkdir(parents=True, exist_ok=True)
+def cards(shown: Shown) -> list[highlights.ShownCard]:
+    """Return the cards that the records fill, in the colours of their chapters."""
+    return highlights.cards(_largest(shown), _looks(shown))
+
+
+def write(
+    title: str,
+    intro: str,
+    shown: Shown,
+    parts: Sequence[Chapter],
+    out: Path,
+    cards: Sequence[highlights.ShownCard] = (),
+) -> tuple[Path, Path]:
+    """Write report.html and report.md: cards, the chapters, and at the end every record, shown in one or not."""
+    judged = any(block.claims or block.compared for part in parts for block in part.blocks)
+    given: dict[str, Any] = {"title": title, "intro": intro, "chapters": parts, "rule": judged and verdict.RULE}
+    given |= {
+        "cards": cards,
+        "sources": [made_with(record) for record, _ in shown],
+    }
     paths = out / "report.html", out / "report.md"
-    judged = any(block.verdict != "measured" for part in parts for block in part.blocks)
     for path in paths:
-        template = _environment().get_template(f"{path.name}.j2")
-        sources = [made_with(record) for record, _ in shown]
-        text = template.render(title=title, intro=intro, chapters=parts, rule=judged and verdict.RULE, sources=sources)
-        path.write_text(text, encoding="utf-8")
+        _render(path, given)
     return paths
 
 
-def fill_readme(readme: Path, parts: Sequence[Chapter]) -> None:
-    """Put the summary table between the two marks of the README: of each section, the largest record.
+def write_docs(shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
+    """Write results.md, the excerpt and the table of everything, and results.svg, the figure of the README."""
+    page, figure = out / "results.md", out / "results.svg"
+    records = _largest(shown)
+    _render(page, {"chapters": parts, "rule": verdict.RULE, "excerpt": highlights.excerpt(records)})
+    figure.write_bytes(highlights.picture(records, _looks(shown)))
+    return page, figure
+
+
+def fill_readme(readme: Path, shown: Shown) -> None:
+    """Put the excerpt of the results between the two marks of the README.
 
     Raises:
         UserError: If the marks are not there.
@@ -165,9 +211,18 @@ def fill_readme(readme: Path, parts: Sequence[Chapter]) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"{readme}: the README must have the lines {BEGIN} and {END}, got none. Add them.")
-    largest = [replace(part, blocks=list({b.title: b for b in reversed(part.blocks)}.values())[::-1]) for part in parts]
-    table = _environment().get_template("summary.md.j2").render(chapters=largest)
+    table = _environment().get_template("excerpt.md.j2").render(excerpt=highlights.excerpt(_largest(shown)))
     readme.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
+
+
+def _largest(shown: Shown) -> dict[str, Record]:
+    """Return each benchmark's record of the largest preset."""
+    return {record.benchmark: record for record, _ in sorted(shown, key=lambda pair: -rank(pair[0]))}
+
+
+def _render(path: Path, given: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_environment().get_template(f"{path.name}.j2").render(given), encoding="utf-8")
 
 
 def _environment() -> jinja2.Environment:
@@ -178,16 +233,28 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["mark"] = _marked
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
     return environment
+
+
+def _marked(text: str) -> Markup:
+    """Set off the words of a verdict; those that none of the claims got stay plain."""
+    words = rf"\d+ (?:of \d+ )?(?:{'|'.join(verdict.WORDS)})|^(?:{'|'.join(verdict.WORDS)})"
+
+    def mark(found: re.Match[str]) -> str:
+        name = found[0].split(" run")[0].split(" noise")[0].split()[-1]
+        return found[0] if found[0].startswith("0 ") else f'<span class="tag {name}">{found[0]}</span>'
+
+    return Markup(re.sub(words, mark, str(escape(text)), flags=re.IGNORECASE))
 
 
 def _missing(item: Item) -> str:
     if not item.benchmark:
         return "Nothing to measure."
     if item.benchmark not in REGISTERED:
-        return "No benchmark yet."
-    return f"No record yet: python -m benchmarks {item.benchmark}"
+        return "Not run: there is no benchmark yet."
+    return f"Not run: python -m benchmarks {item.benchmark}"
 
 
 def _line(row: Row, section: Section, record: Record) -> Line:
@@ -198,12 +265,13 @@ def _line(row: Row, section: Section, record: Record) -> Line:
         theirs += f" ({paper.low:.{digits}f} to {paper.high:.{digits}f})"
     summary = stats.summarize(row.values(record))
     if not summary.n:
-        return Line(row.label, theirs, "diverged" if summary.lost else "not yet", "", str(summary.lost))
+        return Line(row.label, theirs, "diverged" if summary.lost else "not run", "", str(summary.lost))
     ours = f"{verdict.center(row, section, record):.{digits}f}"
     if section.center == "mean" and summary.n > 1:
         ours += f" ± {summary.half:.{digits}f}"
     runs = str(summary.n) + (f" ({summary.lost} more diverged)" if summary.lost else "")
-    return Line(row.label, theirs, ours, f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", runs)
+    said = str(verdict.judge_number(row, section, record)) if row in verdict.compared(section) else ""
+    return Line(row.label, theirs, ours, f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", runs, said)
 
 
 def _checked(claim: Claim, section: Section, record: Record) -> Checked:
@@ -213,4 +281,4 @@ def _checked(claim: Claim, section: Section, record: Record) -> Checked:
     interval = f", 95 % interval {low:+.{digits}f} to {high:+.{digits}f}" if summary.n > 1 else ""
     bound = f" (bound {claim.above:+g})" if claim.above else ""
     found = f"{summary.mean:+.{digits}f}{interval}{bound}" if summary.n else ""
-    return Checked(claim.text, found, verdict.judge_claim(claim, record))
+    return Checked(claim.text, found, str(verdict.judge_claim(claim, record)))

@@ -2,12 +2,15 @@
 
 import base64
 import io
-from collections.abc import Sequence
-from itertools import cycle, product
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -17,66 +20,94 @@ from benchmarks.core.sections import Bars, Curves, Drawing, Section
 
 # Okabe and Ito's palette, told apart by the colour-blind too
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-SKY, PURPLE, BLACK, YELLOW = "#56B4E9", "#CC79A7", "#000000", "#F0E442"
-FAMILIES = {"sgd": VERMILION, "dropout": GREEN, "masks": BLUE, "multirate": BLUE}  # the same in every plot
-PALETTE = (BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, BLACK, YELLOW)
+SKY, PURPLE, BLACK, OLIVE = "#56B4E9", "#AA4499", "#222222", "#999933"
 PAPER = "#666666"
+FAMILIES = {  # the first pattern that a method's name contains gives its hue
+    "mask|thin": BLUE,
+    "bias": OLIVE,
+    "drop": GREEN,
+    "multirate|fast|slow|adaptive": PURPLE,
+    "full|plain": BLACK,
+    "frozen|only": ORANGE,
+    "sgd|adamw": VERMILION,
+    "": SKY,
+}
+SHADES = (0.0, 0.45, -0.4, 0.25)  # towards white, or black where negative
+STYLES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.3,
     "legend.frameon": False,
     "svg.hashsalt": "mrreg",  # the same picture is the same file
 }
+Look = tuple[str, Any]
+"""The colour and line style of a method."""
 
 
-def plots(section: Section, record: Record) -> list[tuple[str, str]]:
-    """What each plot shows, and the plot as a data URI; plots without numbers are left out."""
+def labels(sections: Iterable[Section]) -> list[str]:
+    """Return the names of the methods in the plots of some sections, those of curves first."""
+    given = list(sections)
+    curves = [label for each in given for plot in each.plots if isinstance(plot, Curves) for label in plot.methods]
+    return [*curves, *(row.label for each in given for row in each.rows)]
+
+
+def palette(names: Iterable[str]) -> dict[str, Look]:
+    """Give every method one look for all plots: a hue for its family, a shade and a line style within it."""
+    chosen: dict[str, Look] = {}
+    members: Counter[str] = Counter()
+    for name in dict.fromkeys(names):
+        hue = next(hue for pattern, hue in FAMILIES.items() if re.search(pattern, name.lower()))
+        place = members[hue]
+        chosen[name] = _shade(hue, SHADES[place % len(SHADES)]), STYLES[place % len(STYLES)]
+        members[hue] += 1
+    return chosen
+
+
+def _shade(colour: str, towards: float) -> str:
+    red, green, blue = (part + abs(towards) * (float(towards > 0) - part) for part in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def plots(section: Section, record: Record, looks: Mapping[str, Look] | None = None) -> list[tuple[str, str]]:
+    """Return what each plot shows, and the plot as a data URI; plots without numbers are left out."""
+    looks = looks or palette(labels([section]))
     made = []
     for plot in section.plots:
+        rows = len(section.rows) if isinstance(plot, Bars) else 0
         with mpl.rc_context(STYLE):
-            figure = Figure(figsize=(7, 4.2), layout="constrained")
-            if _draw(plot, section, record, figure):
+            figure = Figure(figsize=(7, max(2.2, 1.2 + 0.3 * rows) if rows else 4.2), layout="constrained")
+            if _draw(plot, section, record, figure, looks):
                 title = plot.title if isinstance(plot, Drawing) else f"{section.title}: {plot.ylabel}"
-                made.append((title, _uri(figure)))
+                made.append((title, uri(figure)))
     return made
 
 
-def _draw(plot: Curves | Bars | Drawing, section: Section, record: Record, figure: Figure) -> bool:
+def _draw(
+    plot: Curves | Bars | Drawing, section: Section, record: Record, figure: Figure, looks: Mapping[str, Look]
+) -> bool:
     match plot:
         case Drawing():
             return plot.draw(record, figure)
         case Curves():
-            return draw_curves(plot, record, figure.add_subplot())
+            return draw_curves(plot, record, figure.add_subplot(), looks)
         case Bars():
-            return draw_rows(plot, section, record, figure.add_subplot())
+            return draw_rows(plot, section, record, figure.add_subplot(), looks)
 
 
-def colours(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and line style for each label; a family of methods has the same colour in every plot."""
-    chosen: dict[str, tuple[str, str]] = {}
-    for label in labels:
-        family = next((colour for word, colour in FAMILIES.items() if label.lower().startswith(word)), None)
-        if family and (family, "-") not in chosen.values():
-            chosen[label] = family, "-"
-    free = (pair for style, colour in product(("-", "--", ":"), PALETTE) if (pair := (colour, style)))
-    for label in labels:
-        if label not in chosen:
-            chosen[label] = next((pair for pair in free if pair not in chosen.values()), (PAPER, "-."))
-    return chosen
-
-
-def draw_curves(plot: Curves, record: Record, axes: Axes) -> bool:
-    """A line and a band a method; False if no method has numbers."""
-    for label, (colour, style) in colours(list(plot.methods)).items():
-        lists = list(record.curves(plot.methods[label], plot.metric).values())
+def draw_curves(plot: Curves, record: Record, axes: Axes, looks: Mapping[str, Look]) -> bool:
+    """Draw a line and a band for each method; return False if no method has numbers."""
+    for label, method in plot.methods.items():
+        colour, style = looks[label]
+        lists = list(record.curves(method, plot.metric).values())
         columns = list(zip(*lists, strict=False))  # as far as all seeds go
         if not columns:
             continue
         summaries = [stats.summarize(column) for column in columns]
-        xs = _abscissae(plot, record, plot.methods[label], len(columns))
+        xs = _abscissae(plot, record, method, len(columns))
         axes.plot(xs, [each.mean for each in summaries], color=colour, linestyle=style, label=label)
         if len(lists) > 1:
             lows, highs = [each.low for each in summaries], [each.high for each in summaries]
@@ -90,40 +121,46 @@ def draw_curves(plot: Curves, record: Record, axes: Axes) -> bool:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if plot.ylim:
         axes.set_ylim(plot.ylim)
-    axes.legend()
+    _legend(axes)
     return True
 
 
-def draw_rows(plot: Bars, section: Section, record: Record, axes: Axes) -> bool:
-    """A line of dots a row with mean and interval, and the paper's number; False if no row has numbers."""
+def draw_rows(plot: Bars, section: Section, record: Record, axes: Axes, looks: Mapping[str, Look]) -> bool:
+    """Draw each row's runs, its mean with an interval, and the paper's number; return False if no row has numbers."""
     rows = [(row, values) for row in section.rows if (values := row.values(record))]
     for position, (row, values) in enumerate(rows):
-        summary = stats.summarize(values)
-        axes.plot([position - 0.12] * len(values), values, "o", color=SKY, markersize=4, alpha=0.6)
+        summary, colour = stats.summarize(values), looks[row.label][0]
+        axes.plot(values, [position + 0.2] * len(values), "o", color=colour, markersize=4, alpha=0.4)
         middle = summary.median if section.center == "median" else summary.mean
         spread = 0.0 if section.center == "median" or summary.n < 2 else summary.half
-        axes.errorbar(position, middle, spread, fmt="s", color=BLUE, capsize=4)
+        axes.errorbar(middle, position, xerr=spread, fmt="s", color=colour, capsize=4)
         if row.paper:
             low, high = row.paper.low or row.paper.mean, row.paper.high or row.paper.mean
-            axes.plot([position + 0.15] * 2, [low, high], color=VERMILION, linewidth=1)
-            axes.plot(position + 0.15, row.paper.mean, "D", color=VERMILION)
-    axes.plot(
-        [], [], "s", color=BLUE, label=f"ours, {section.center}" + ("" if section.center == "median" else " ± 95 %")
-    )
-    axes.plot([], [], "o", color=SKY, label="ours, each run")
+            axes.plot([low, high], [position - 0.25] * 2, color=PAPER, linewidth=1)
+            axes.plot(row.paper.mean, position - 0.25, "D", color=PAPER, markersize=5)
+    interval = "" if section.center == "median" else " ± 95 %"
+    axes.plot([], [], "s", color=BLACK, label=f"ours, {section.center}{interval}")
+    axes.plot([], [], "o", color=BLACK, alpha=0.4, markersize=4, label="each run")
     if any(row.paper for row, _ in rows):
-        axes.plot([], [], "D", color=VERMILION, label="paper")
-    long = any(len(row.label) > 14 for row, _ in rows)
-    axes.set_xticks(
-        range(len(rows)), [row.label for row, _ in rows], rotation=25 if long else 0, ha="right" if long else "center"
-    )
-    axes.set_ylabel(plot.ylabel)
-    if axes.get_ylim()[0] < 0 < axes.get_ylim()[1]:
-        axes.axhline(0, color=PAPER, linewidth=1)
+        axes.plot([], [], "D", color=PAPER, markersize=5, label="paper")
+    axes.set_yticks(range(len(rows)), [row.label for row, _ in rows])
+    axes.set(xlabel=plot.ylabel, ylim=(len(rows) - 0.4, -0.6))
+    if axes.get_xlim()[0] < 0 < axes.get_xlim()[1]:
+        axes.axvline(0, color=PAPER, linewidth=1)
     if plot.ylim:
-        axes.set_ylim(plot.ylim)
-    axes.legend()
+        axes.set_xlim(plot.ylim)
+    _legend(axes)
     return bool(rows)
+
+
+def _legend(axes: Axes) -> None:
+    """Put the legend above the axes, where it hides no number."""
+    _, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    inches = figure.get_figwidth() / len(figure.axes)
+    columns = min(3, max(1, int(inches / (0.55 + 0.075 * max(map(len, labels))))))
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, fontsize=9, borderaxespad=0.2)
 
 
 def _abscissae(plot: Curves, record: Record, method: str, n: int) -> list[float]:
@@ -133,7 +170,13 @@ def _abscissae(plot: Curves, record: Record, method: str, n: int) -> list[float]
     return [stats.summarize(column).mean for column in columns][:n]
 
 
-def _uri(figure: Figure) -> str:
+def svg(figure: Figure) -> bytes:
+    """Return the picture as a file that is the same for the same numbers."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+    return b"".join(line.rstrip() + b"\n" for line in file.getvalue().splitlines())
+
+
+def uri(figure: Figure) -> str:
+    """Return the picture as a data URI, so that a page needs no other file."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg(figure)).decode()

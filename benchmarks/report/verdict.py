@@ -1,71 +1,101 @@
-"""Whether a table or figure came out, by one rule that is printed in every report."""
+"""The verdict on every claim, and on a table or figure as a count of them, by one rule that every report prints."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.core import stats
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Claim, Row, Section
 
+REPRODUCED, NOISE, CONTRADICTED, NOT_RUN = WORDS = ("reproduced", "within noise", "contradicted", "not run")
 RULE = (
-    "A claim holds where the whole 95 % t-interval of its numbers (one a seed, paired by seed where methods are "
-    "compared) lies on its side of the bound; otherwise it is within noise, or the opposite holds. A table or figure "
-    "is reproduced when each of its claims holds and each of our means (medians for seconds) is within the stated "
-    "tolerance of the paper's number, and not reproduced when one of these fails. It is called smaller scale, with the "
-    "same checks beside it, when the preset is smaller than the paper's setting."
+    "A claim is reproduced where the whole 95 % t-interval of its numbers (one a seed, paired by seed where methods "
+    "are compared) lies on its side of the bound, contradicted where the whole interval lies on the other side, and "
+    "within noise where the interval contains the bound or there is only one run. A number of the paper is reproduced "
+    "where our mean (the median for seconds) is better or falls short by no more than the stated tolerance; otherwise "
+    "the interval decides between within noise and contradicted. The scale says how the setting differs from the "
+    "paper's; it is no part of the verdict. Where the paper claims nothing, the claims are this project's own."
 )
-WORDS = {
-    "above": "holds",
-    "below": "the opposite holds",
-    "within noise": "within noise",
-    "one run": "one run, no interval",
-    "no runs": "no runs",
-}
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A word, and what speaks against the paper (or is not there yet)."""
+class Judgement:
+    """One of the four words, and what qualifies it."""
 
     word: str
-    against: tuple[str, ...] = ()
+    detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.word}: {'; '.join(self.against)}" if self.against else self.word
+        return f"{self.word} ({self.detail})" if self.detail else self.word
 
 
-def judge_claim(claim: Claim, record: Record) -> str:
-    """What the record says of a claim, in words."""
-    return WORDS[stats.judge(claim.values(record), claim.above)]
+def judge(values: Sequence[float], bound: float = 0.0) -> Judgement:
+    """Judge the claim that numbers lie above a bound."""
+    summary = stats.summarize(values)
+    match stats.judge(values, bound):
+        case "above":
+            return Judgement(REPRODUCED)
+        case "below":
+            return Judgement(CONTRADICTED)
+        case "no runs":
+            return Judgement(NOT_RUN, "every run diverged" if summary.lost else "")
+        case said:
+            side = "on the claim's side" if summary.mean > bound else "on the other side"
+            mean = "mean at the bound" if summary.mean == bound else f"mean {side}"
+            return Judgement(NOISE, f"one run, {mean}" if said == "one run" else mean)
 
 
-def judge(section: Section, record: Record) -> Verdict:
-    """The verdict on one table or figure from one record."""
-    if any(not row.values(record) for row in section.rows):
-        return Verdict("unfinished", (f"{len(record.runs)} of {record.total} runs are there",))
-    compared = [row for row in section.rows if row.paper and section.tolerance is not None]
-    if not compared and not section.claims:
-        return Verdict("measured")
-    against = tuple(
-        [reason for row in compared if (reason := _far_off(row, section, record))]
-        + [f"{claim.text} ({said})" for claim in section.claims if (said := judge_claim(claim, record)) != "holds"]
-    )
-    if not section.item:
-        return Verdict("does not hold" if against else "holds", against)
-    if record.preset not in section.full:
-        return Verdict("smaller scale, does not hold" if against else "smaller scale, holds", against)
-    return Verdict("not reproduced" if against else "reproduced", against)
+def judge_claim(claim: Claim, record: Record) -> Judgement:
+    """Judge what a record says of a claim."""
+    return judge(claim.values(record), claim.above)
+
+
+def judge_number(row: Row, section: Section, record: Record) -> Judgement:
+    """Judge our number in a row against the paper's."""
+    assert row.paper is not None
+    assert section.tolerance is not None
+    sign = -1 if section.better == "lower" else 1
+    lead = sign * (center(row, section, record) - row.paper.mean)
+    if lead >= -section.tolerance:
+        return Judgement(REPRODUCED, "better than the paper's" if lead > section.tolerance else "")
+    return judge([sign * value for value in row.values(record)], sign * row.paper.mean - section.tolerance)
 
 
 def center(row: Row, section: Section, record: Record) -> float:
-    """Our number in a row: the mean, or the median where the section says so."""
+    """Return our number in a row: the mean, or the median where the section says so."""
     summary = stats.summarize(row.values(record))
     return summary.median if section.center == "median" else summary.mean
 
 
-def _far_off(row: Row, section: Section, record: Record) -> str:
-    assert row.paper is not None
-    assert section.tolerance is not None
-    ours = center(row, section, record)
-    if abs(ours - row.paper.mean) <= section.tolerance:
+def compared(section: Section) -> list[Row]:
+    """Return the rows whose numbers are judged against the paper's."""
+    return [row for row in section.rows if row.paper and section.tolerance is not None]
+
+
+def count(judgements: Sequence[Judgement]) -> str:
+    """Count verdicts in words: "3 of 4 reproduced, 1 within noise"."""
+    words = [each.word for each in judgements]
+    if set(words) == {NOT_RUN}:
+        return NOT_RUN
+    rest = [f"{n} {word}" for word in WORDS[1:] if (n := words.count(word))]
+    return ", ".join([f"{words.count(REPRODUCED)} of {len(words)} reproduced", *rest])
+
+
+def summarize(section: Section, record: Record) -> str:
+    """Return the verdict on one table or figure from one record; claims and numbers are counted apart."""
+    claims = [judge_claim(claim, record) for claim in section.claims]
+    numbers = [judge_number(row, section, record) for row in compared(section)]
+    if not claims and not numbers:
+        values = [value for row in section.rows for value in row.values(record)]
+        return "measured" if any(map(math.isfinite, values)) or not section.rows else NOT_RUN
+    if claims and numbers:
+        return f"claims: {count(claims)}; numbers: {count(numbers)}"
+    return count(claims or numbers)
+
+
+def scale(section: Section, record: Record) -> str:
+    """Return how the setting differs from the paper's; empty beyond the paper."""
+    if not section.item:
         return ""
-    return f"{row.label}: {ours:.{section.digits}f} instead of {row.paper.mean:.{section.digits}f}"
+    return "the paper's" if record.preset in section.full else section.smaller

@@ -1,4 +1,4 @@
-"""What is in a model: its modules by part, those that the fast part's backward pass reaches, and other fast parts."""
+"""The modules of a model by part, those that the fast part's backward pass reaches, and other fast parts to try."""
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -6,14 +6,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mrreg.auditing.profiler import Passes, Reach
+from mrreg.auditing.profiler import Reach, TrainingPass
 
 PARTS = ("fast", "slow", "frozen")
 
 
 @dataclass
-class Inventory:
-    """The modules of a model as its parts see them."""
+class ModelParts:
+    """The modules of a model as its parts see them.
+
+    Args:
+        model: The model.
+        fast: The parameters of the fast part.
+        trained: The parameters that train.
+        reach: Where the fast part's backward goes.
+        flops: Forward FLOPs of each module without its children.
+        modules: The modules by name.
+        owners: The part of each module that has parameters, itself or inside.
+    """
 
     model: nn.Module
     fast: Set[Tensor]
@@ -21,13 +31,13 @@ class Inventory:
     reach: Reach
     flops: Mapping[str, int]
     modules: dict[str, nn.Module]
-    owners: dict[str, str]  # module -> its part, as far as it or something in it has parameters
+    owners: dict[str, str]
 
     @classmethod
-    def of(cls, passes: Passes, fast: Set[Tensor], reach: Reach, own_flops: Mapping[str, int]) -> "Inventory":
+    def of(cls, step: TrainingPass, fast: Set[Tensor], reach: Reach, flops: Mapping[str, int]) -> "ModelParts":
         """Sort the modules."""
-        modules = dict(passes.model.named_modules())
-        new = cls(passes.model, fast, set(passes.trained), reach, own_flops, modules, {})
+        modules = dict(step.model.named_modules())
+        new = cls(step.model, fast, set(step.trained), reach, flops, modules, {})
         for name, module in modules.items():
             members = list(module.parameters(recurse=False)) or list(module.parameters())
             if members:
@@ -36,11 +46,18 @@ class Inventory:
         return new
 
     def part(self, p: Tensor) -> str:
-        """The part of a parameter."""
+        """Return the part of a parameter."""
         return "frozen" if p not in self.trained else "fast" if p in self.fast else "slow"
 
+    def kind(self) -> str:
+        """Return the kind of data that the model is for, as far as its layers tell."""
+        attends = any("attention" in type(module).__name__.lower() for module in self.modules.values())
+        if attends and any(isinstance(module, nn.Embedding) for module in self.modules.values()):
+            return "text"
+        return "images" if any(isinstance(module, nn.Conv2d) for module in self.modules.values()) else ""
+
     def parts(self, lacking: Set[Tensor]) -> dict[str, dict[str, Any]]:
-        """Tensors, parameters and FLOPs of each part."""
+        """Count tensors, parameters and FLOPs of each part."""
         found: dict[str, dict[str, Any]] = {}
         for part in PARTS:
             members = {name: p for name, p in self.model.named_parameters() if self.part(p) == part}
@@ -53,7 +70,7 @@ class Inventory:
         return found
 
     def reached(self) -> dict[str, Any]:
-        """Slow and frozen modules that the fast part's backward goes through, and which fast parameters are why."""
+        """Return the modules that are not fast and in the fast part's backward, and the fast parameters behind it."""
         apart = {
             name: self._nodes(name)
             for name, module in self.modules.items()
@@ -77,13 +94,13 @@ class Inventory:
         }
 
     def _nodes(self, name: str) -> set[Any]:
-        """What a module put into the graph; of one that is used without a call, what the module around it did."""
+        """Return what a module put into the graph; of one used without a call, what the module around it did."""
         while name and name not in self.reach.nodes:
             name = name.rpartition(".")[0]
         return self.reach.nodes.get(name, set())
 
     def slow_layers(self, kind: type[nn.Module]) -> list[str]:
-        """Layers of a kind in the slow part; one without parameters goes with the layer called before it."""
+        """Return the layers of a kind in the slow part; one without parameters goes with the layer before it."""
         found, last = [], "slow"
         for name in dict.fromkeys(self.reach.order):
             last = self.owners[name] if any(True for _ in self.modules[name].parameters(recurse=False)) else last
@@ -92,16 +109,22 @@ class Inventory:
         return found
 
     def candidates(self, lacking: Set[Tensor]) -> dict[str, Set[Tensor]]:
-        """A few fast sets that end at the loss: the last 1, 2 and 4 blocks and half of them."""
-        blocks = sorted(_blocks("", self.model, self.trained - lacking), key=self._first_call)
+        """Return a few fast sets that end at the loss: the last 1, 2 and 4 blocks and half of them."""
+        trained = self.trained - lacking
+        blocks = sorted(_blocks("", self.model, trained), key=self._first_call)
         found: dict[str, Set[Tensor]] = {}
         for count in sorted({1, 2, 4, len(blocks) // 2} - {0}):
             if count >= len(blocks):
                 break
-            on = {p for name in blocks[-count:] for p in self.modules[name].parameters()} & self.trained - lacking
-            if on and on != self.trained - lacking:
-                found[" ".join(blocks[-count:])] = on
+            members = {p for name in blocks[-count:] for p in self.modules[name].parameters()} & trained
+            if members and members != trained:
+                found[" ".join(blocks[-count:])] = members
         return found
+
+    def holds_attention(self, blocks: list[str]) -> bool:
+        """Return True if one of the blocks attends, as those of a Transformer do and its classifier does not."""
+        inside = (module for name in blocks for module in self.modules[name].modules())
+        return any("attention" in type(module).__name__.lower() for module in inside)
 
     def _first_call(self, block: str) -> int:
         calls = (i for i, name in enumerate(self.reach.order) if name == block or name.startswith(block + "."))
@@ -109,7 +132,7 @@ class Inventory:
 
 
 def _blocks(prefix: str, module: nn.Module, trained: Set[Tensor]) -> Iterator[str]:
-    """Names of children that train; one with over half of the model's parameters is opened."""
+    """Yield names of children that train; one with over half of the model's parameters is opened."""
     for name, child in module.named_children():
         path, own = f"{prefix}{name}", trained & set(child.parameters())
         large = 2 * sum(p.numel() for p in own) > sum(p.numel() for p in trained)

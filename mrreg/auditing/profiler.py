@@ -1,8 +1,7 @@
-"""What forward and backward passes of a model cost, measured so that the model is afterwards as it was."""
+"""Measure what forward and backward passes of a model cost, and leave the model as it was."""
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from mrreg.errors import invalid_argument
+from mrreg.module_utils import tensors_in
 
 WHERE = "audit"
 SECONDS = 4.0  # for all repeats of one measurement together
@@ -36,7 +36,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Passes:
+class TrainingPass:
     """Forward and backward passes in which only some of the parameters that train get a gradient."""
 
     model: nn.Module
@@ -47,20 +47,20 @@ class Passes:
 
     @property
     def device(self) -> torch.device:
-        """Where the time is spent."""
+        """Device on which the time is spent."""
         return self.trained[0].device
 
     def clear(self) -> None:
-        """Drop the gradients."""
+        """Drop the gradients of the parameters that train."""
         for p in self.trained:
             p.grad = None
 
-    def loss(self, on: Set[Tensor]) -> Tensor:
-        """The loss of one forward."""
+    def loss(self, trainable: Set[Tensor]) -> Tensor:
+        """Run one forward with gradients for some parameters only, and return its loss."""
         torch.clear_autocast_cache()  # casts of weights that are kept have the flags of an earlier pass
         self.clear()
         for p in self.trained:
-            p.requires_grad_(p in on)
+            p.requires_grad_(p in trainable)
         loss = self.loss_fn(self.model(*self.args, **self.kwargs))
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             got = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -69,23 +69,23 @@ class Passes:
             )
         return loss.sum()
 
-    def cost(self, on: Set[Tensor]) -> Cost:
-        """Seconds of one forward and one backward."""
+    def cost(self, trainable: Set[Tensor]) -> Cost:
+        """Measure one forward and one backward."""
         now = clock(self.device)
         start = now()
-        loss = self.loss(on)
+        loss = self.loss(trainable)
         middle = now()
         backward(loss)
         return Cost(middle - start, now() - middle)
 
 
 def backward(loss: Tensor) -> None:
-    """One backward pass, untyped in torch."""
+    """Run a backward pass (untyped in torch)."""
     loss.backward()  # type: ignore[no-untyped-call]
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """A clock for work on the device. With one CPU thread it is the process's, which other processes do not disturb."""
+    """Return a clock for work on a device; with one CPU thread that of the process, which others hardly disturb."""
     if device.type == "cpu":
         return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
@@ -96,24 +96,24 @@ def clock(device: torch.device) -> Callable[[], float]:
     return synchronized
 
 
-def costs(passes: Passes, cases: Mapping[str, Set[Tensor]], most: int = MOST) -> dict[str, Cost]:
-    """The median cost of every set of parameters that get gradients, measured in turns."""
-    first = sum(passes.cost(on).both for on in cases.values())  # not counted: it warms up
-    repeats = min(max(int(SECONDS / max(first, 1e-9)), LEAST), most)
+def costs(step: TrainingPass, cases: Mapping[str, Set[Tensor]]) -> dict[str, Cost]:
+    """Return the median cost of a step for each set of parameters that get gradients, measured in turns."""
+    first = sum(step.cost(trainable).both for trainable in cases.values())  # not counted: it warms up
+    repeats = min(max(int(SECONDS / max(first, 1e-9)), LEAST), MOST)
     found: dict[str, list[Cost]] = {name: [] for name in cases}
     for _ in range(repeats):
-        for name, on in cases.items():
-            found[name].append(passes.cost(on))
+        for name, trainable in cases.items():
+            found[name].append(step.cost(trainable))
     return {
         name: Cost(median(each.forward for each in seen), median(each.backward for each in seen))
         for name, seen in found.items()
     }
 
 
-def update_seconds(passes: Passes) -> tuple[float, float]:
-    """Seconds per entry of a step of SGD with momentum, and of moving along its buffer; on scratch copies."""
+def update_seconds(step: TrainingPass) -> tuple[float, float]:
+    """Return seconds per entry of a step of SGD with momentum and of moving along its buffer, on scratch copies."""
     scratch: list[Tensor] = []
-    for p in passes.trained:
+    for p in step.trained:
         scratch.append(torch.zeros_like(p, requires_grad=False))
         if sum(each.numel() for each in scratch) >= SCRATCH:
             break
@@ -122,7 +122,7 @@ def update_seconds(passes: Passes) -> tuple[float, float]:
     optimizer = torch.optim.SGD(scratch, lr=1e-3, momentum=0.9, foreach=True)
     optimizer.step()
     buffers = [optimizer.state[each]["momentum_buffer"] for each in scratch]
-    now = clock(passes.device)
+    now = clock(step.device)
     steps, drifts = [], []
     for _ in range(LEAST):
         start = now()
@@ -135,15 +135,15 @@ def update_seconds(passes: Passes) -> tuple[float, float]:
     return median(steps) / entries, median(drifts) / entries
 
 
-def step_bytes(passes: Passes, on: Set[Tensor]) -> int:
-    """Bytes of a forward and backward beyond the model: on a GPU the peak, else activations kept plus gradients."""
-    passes.clear()
-    if passes.device.type == "cuda":
-        torch.cuda.synchronize(passes.device)
-        torch.cuda.reset_peak_memory_stats(passes.device)
-        before = torch.cuda.memory_allocated(passes.device)
-        backward(passes.loss(on))
-        return torch.cuda.max_memory_allocated(passes.device) - before
+def step_bytes(step: TrainingPass, trainable: Set[Tensor]) -> int:
+    """Return the bytes of a step beyond the model: on a GPU the peak, else activations kept plus gradients."""
+    step.clear()
+    if step.device.type == "cuda":
+        torch.cuda.synchronize(step.device)
+        torch.cuda.reset_peak_memory_stats(step.device)
+        before = torch.cuda.memory_allocated(step.device)
+        backward(step.loss(trainable))
+        return torch.cuda.max_memory_allocated(step.device) - before
     kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -152,39 +152,39 @@ def step_bytes(passes: Passes, on: Set[Tensor]) -> int:
         return tensor.detach()
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = passes.loss(on)
-    for p in passes.model.parameters():
+        loss = step.loss(trainable)
+    for p in step.model.parameters():
         kept.pop(p.untyped_storage().data_ptr(), None)
     backward(loss)
-    gradients = sum(p.grad.nbytes for p in on if p.grad is not None)
+    gradients = sum(p.grad.nbytes for p in trainable if p.grad is not None)
     return sum(storage.nbytes() for storage in kept.values()) + gradients
 
 
-def flops(passes: Passes, on: Set[Tensor]) -> tuple[dict[str, int], int]:
-    """FLOPs of the forward by module, without those of its children ("" is the model itself), and of the backward.
+def flops(step: TrainingPass, trainable: Set[Tensor]) -> tuple[dict[str, int], int]:
+    """Count FLOPs of the forward by module, without those of its children ("" is the model), and of the backward.
 
-    As torch.utils.flop_counter counts: matrix products, convolutions and attention.
+    Counted are matrix products, convolutions and attention (torch.utils.flop_counter).
     """
     with FlopCounterMode(display=False) as ahead:
-        loss = passes.loss(on)
+        loss = step.loss(trainable)
     counts = ahead.get_flop_counts()
     with FlopCounterMode(display=False) as back:
         backward(loss)
-    root = type(passes.model).__name__
+    root = type(step.model).__name__
 
     def total(name: str) -> int:
         return sum(counts.get(f"{root}.{name}" if name else root, {}).values())
 
     own = {}
-    for name, module in passes.model.named_modules(remove_duplicate=False):
+    for name, module in step.model.named_modules(remove_duplicate=False):
         children = (f"{name}.{child}" if name else child for child, _ in module.named_children())
         own[name] = total(name) - sum(map(total, children))
     return own, int(back.get_total_flops())
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Leave flags, gradients, buffers, modes, hooks of parameters and random state as they are now.
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore flags, gradients, buffers, modes, hooks of parameters and random state at the end.
 
     A model in evaluation mode is measured in training mode; one in training mode as it is.
     """
@@ -220,33 +220,24 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
-        for each in value:
-            yield from tensors_in(each)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name))
-
-
 @dataclass
 class Reach:
-    """What a forward and its graph say: modules in the order of their calls, and those behind each fast parameter."""
+    """Where the fast part's backward goes.
+
+    Args:
+        order: The modules in the order of their calls.
+        nodes: What each module has put into the graph.
+        behind: The nodes between each fast parameter and the loss.
+    """
 
     order: list[str] = field(default_factory=list)
     nodes: dict[str, set[Any]] = field(default_factory=dict)
-    behind: dict[Tensor, set[Any]] = field(default_factory=dict)  # fast parameter -> nodes from it to the loss
+    behind: dict[Tensor, set[Any]] = field(default_factory=dict)
 
 
-def reach(passes: Passes, fast: Set[Tensor]) -> Reach:
+def reach(step: TrainingPass, fast: Set[Tensor]) -> Reach:
     """Follow the backward pass of the fast part through the graph."""
-    names = {module: name for name, module in passes.model.named_modules()}
+    names = {module: name for name, module in step.model.named_modules()}
     found = Reach()
 
     def called(module: nn.Module, _: Any, output: Any) -> None:
@@ -256,7 +247,7 @@ def reach(passes: Passes, fast: Set[Tensor]) -> Reach:
 
     handle = register_module_forward_hook(called)
     try:
-        loss = passes.loss(fast)
+        loss = step.loss(fast)
     finally:
         handle.remove()
     above: dict[Any, list[Any]] = {loss.grad_fn: []} if loss.grad_fn else {}
@@ -270,7 +261,7 @@ def reach(passes: Passes, fast: Set[Tensor]) -> Reach:
                     stack.append(below)
                 above[below].append(node)
     leaves = {node.variable: node for node in above if hasattr(node, "variable")}
-    found.behind = {p: _closure(leaves[p], above) for p in passes.trained if p in fast and p in leaves}
+    found.behind = {p: _closure(leaves[p], above) for p in step.trained if p in fast and p in leaves}
     if not found.behind:
         remedy = (
             "No gradient reaches it: choose a part that the loss depends on; under activation checkpointing set "
@@ -284,7 +275,7 @@ def reach(passes: Passes, fast: Set[Tensor]) -> Reach:
 
 
 def _closure(start: Any, above: Mapping[Any, list[Any]]) -> set[Any]:
-    """A node and everything on the way from it to the loss."""
+    """Return a node and everything on the way from it to the loss."""
     seen, stack = {start}, [start]
     while stack:
         new = [node for node in above[stack.pop()] if node not in seen]

@@ -1,30 +1,46 @@
-"""How an audit reads: its tables, and the advice that follows from its numbers."""
+"""The tables of an audit, and the advice that follows from its numbers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mrreg.errors import quoted
 
-SMALL_GAIN = 1.1  # below this speed-up at k = 5 there is hardly anything to gain
-LARGE_SHARE = 0.5  # of the slow part's FLOPs, in the fast part's backward
+SMALL_GAIN = 1.1  # speed-up at k = 5 below which there is hardly anything to gain
+LARGE_SHARE = 0.5  # share of the slow part's FLOPs in the fast part's backward from which the fast part lies early
 
-
-def sentences(report: Mapping[str, Any]) -> list[str]:
-    """What to do, from the numbers of one audit and from what the benchmarks of this library have shown."""
-    said = list(_findings(report))
-    said += [
-        'With AdamW use slow_lr="per_gradient": its update has size lr whatever the gradient is.',
-        "With SGD the coupled lr (the default) must be below about 1/k of the largest lr that is stable for the slow "
-        "part.",
+ALWAYS = (
+    'With AdamW use slow_lr="per_gradient": its update has size lr whatever the gradient is.',
+    "With SGD the coupled lr (the default) must be below about 1/k of the largest lr that is stable for the slow part.",
+)
+FREEZING = "Freezing the slow part costs less still: compare with it at equal seconds."
+BY_KIND = {  # what the benchmarks of this library have shown
+    "text": (
         "Fine-tuning a text encoder with AdamW for a short time, half of the layers fast and the embeddings frozen "
         "beat full fine-tuning at equal seconds; the classifier alone fast lost to it (benchmark text-seconds).",
-        "Freezing the slow part costs less still and does at least as well in longer runs: compare at equal seconds.",
-    ]
-    return said
+        "In longer runs freezing the lower half did at least as well and costs less: compare at equal seconds.",
+    ),
+    "images": (
+        "Fine-tuning a convolutional network, each method with its own best lr, a fast head was level with full "
+        "fine-tuning at equal seconds and behind it at equal epochs (benchmark transfer). Begin with half of its lr.",
+        FREEZING,
+    ),
+    "": (FREEZING,),
+}
+
+
+def advice(report: Mapping[str, Any]) -> list[str]:
+    """Return what to do, from the numbers of one audit and from what the benchmarks have shown for such models."""
+    return [*_findings(report), *ALWAYS, *BY_KIND[report["kind"]]]
+
+
+def is_advised_against(candidate: Mapping[str, Any], kind: str) -> bool:
+    """Return True if the advice would warn of a fast part: it lies early, saves nothing or is a classifier alone."""
+    alone = kind == "text" and not candidate["holds_attention"]
+    return bool(candidate["reached_share"] >= LARGE_SHARE or candidate["speedup"]["5"] < SMALL_GAIN or alone)
 
 
 def _findings(report: Mapping[str, Any]) -> Iterable[str]:
-    """What this model's numbers say."""
+    """Yield what this model's numbers say."""
     for each in report["forced_by"][:3] if report["reached_share"] >= LARGE_SHARE else ():
         name, *tied = each["names"]
         also = f" (tied to {quoted(tied)})" if tied else ""
@@ -52,8 +68,8 @@ def _findings(report: Mapping[str, Any]) -> Iterable[str]:
         )
 
 
-def text(report: Mapping[str, Any]) -> str:
-    """The report on a terminal."""
+def render(report: Mapping[str, Any]) -> str:
+    """Return the report for a terminal."""
     parts, seconds = report["parts"], report["seconds"]
     lines = [f"{report['model']} on {report['device']} ({report['threads']} CPU threads)"]
     lines += _table(
@@ -83,20 +99,18 @@ def text(report: Mapping[str, Any]) -> str:
         ],
     )
     through = f"{len(report['reached'])} modules that are not fast ({report['reached_share']:.0%} of their FLOPs)"
-    lines.append(f"The fast part's backward goes through {through}" + _listed(report["reached"]))
+    named = f": {quoted(report['reached'])}." if report["reached"] else "."
+    lines.append(f"The fast part's backward goes through {through}{named}")
     return "\n".join(lines + [f"- {each}" for each in report["advice"]])
 
 
 def _suggested(suggestions: Iterable[Mapping[str, Any]], k: int) -> str:
-    return next((f"{' '.join(each['fast'])} ({each['speedup']:.2f})" for each in suggestions if each["k"] == k), "")
-
-
-def _listed(names: list[str]) -> str:
-    return f": {quoted(names)}." if names else "."
+    found = (f"{' '.join(each['fast'])} ({each['speedup']:.2f})" for each in suggestions if each["k"] == k)
+    return next(found, "none to advise")
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    """Columns aligned to the left."""
+    """Return the lines of a table, its columns aligned to the left."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)

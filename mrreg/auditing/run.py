@@ -1,4 +1,4 @@
-"""What a user will gain from multirate training, told before training begins."""
+"""Tell before training what multirate training would save."""
 
 from collections.abc import Callable, Mapping, Set
 from typing import Any
@@ -8,22 +8,22 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from mrreg.auditing import report as advice
-from mrreg.auditing.model_parts import Inventory
+from mrreg.auditing.model_parts import ModelParts
 from mrreg.auditing.profiler import (
     WHERE,
     Cost,
-    Passes,
+    TrainingPass,
     backward,
     costs,
     flops,
+    preserve_state,
     reach,
     step_bytes,
-    tensors_in,
-    untouched,
     update_seconds,
 )
+from mrreg.auditing.report import advice, is_advised_against, render
 from mrreg.errors import invalid_argument
+from mrreg.module_utils import tensors_in
 from mrreg.optim.param_groups import Choice, split
 from mrreg.theory import expected_speedup_from_costs
 
@@ -32,13 +32,13 @@ KEPT = 0.8  # a suggested fast set saves at least this much of the time that the
 
 
 class Audit(dict[str, Any]):
-    """What `audit` found: a dict of plain numbers, names and lists (JSON takes it), readable when printed."""
+    """Findings of `audit`: a dict of plain numbers, names and lists (JSON takes it), readable when printed."""
 
     def __str__(self) -> str:
-        return advice.text(self)
+        return render(self)
 
     def speedup(self, k: int) -> float:
-        """How many times faster training gets with a gradient of the slow part at every k-th step.
+        """Return how many times faster training gets with a gradient of the slow part at every k-th step.
 
         Args:
             k: Steps per gradient of the slow part, at least 1. Paper: k.
@@ -54,11 +54,11 @@ def audit(
 ) -> Audit:
     """Measure, before training, what `fast` would save, and say what stands in the way.
 
-    A few forward and backward passes are run, with all parameters and with the fast ones alone; the cost of an SGD
-    step with momentum is measured beside them. With F, B, U for the seconds of forward, backward and update and ' for
-    those of a step in which only the fast part gets a gradient,
+    A few forward and backward passes are run, with gradients for all parameters, for the fast ones alone and for other
+    fast sets, in turns; the cost of an SGD step with momentum is measured beside them. With F, B, U for the seconds of
+    forward, backward and update and ' for those of a step in which only the fast part gets a gradient,
 
-        speed-up(k) = k (F + B + U) / (F + B + U + (k - 1) (F' + B' + U'))
+        speed-up(k) = k (F + B + U) / (F + B + U + (k - 1) (F' + B' + U')),    at most 1 + B / F
 
     Afterwards the model is as it was: flags, gradients, buffers, modes, hooks and torch's random state. Under
     `torch.autocast` mixed precision is measured. A model in evaluation mode is measured in training mode.
@@ -78,9 +78,9 @@ def audit(
         the peak, else activations kept and gradients). "periods": for k in 2, 3, 5, 10 speed-up and bytes (the peak of
         a cycle is that of its full step). "reached": slow or frozen modules that the fast part's backward goes
         through, "reached_share" their share of the FLOPs, "forced_by" the fast parameters behind it. "batch_norm",
-        "dropout": such layers in the slow part. "candidates", "suggestions": other fast sets, and the largest one for
-        each k that saves 80 % of the time that the best of them saves. "advice": sentences. `report.speedup(k)` is for
-        any k.
+        "dropout": such layers in the slow part. "candidates", "suggestions": other fast sets, and for each k the
+        largest of those that the advice does not warn of and that save 80 % of the time that the best of them saves.
+        "kind": "text", "images" or "". "advice": sentences. `report.speedup(k)` is for any k.
 
     Raises:
         TypeError: If an argument is of another kind.
@@ -112,13 +112,13 @@ def audit(
     args, kwargs = _inputs(example_inputs)
     if loss_fn is not None and not callable(loss_fn):
         raise invalid_argument(TypeError, WHERE, "loss_fn", "a function, or None", type(loss_fn).__name__)
-    with untouched(model):
-        passes = Passes(model, args, kwargs, loss_fn or _default_loss, trained)
-        return _report(passes, chosen & set(trained))
+    with preserve_state(model):
+        step = TrainingPass(model, args, kwargs, loss_fn or _default_loss, trained)
+        return _report(step, chosen & set(trained))
 
 
 def _inputs(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Arguments and keyword arguments, cut off from the graph that they may belong to."""
+    """Return arguments and keyword arguments, cut off from the graph that they may belong to."""
     if isinstance(given, Tensor):
         return (_detached(given),), {}
     if isinstance(given, tuple | list):
@@ -134,7 +134,7 @@ def _detached(value: Any) -> Any:
 
 
 def _default_loss(output: Any) -> Tensor:
-    """The loss in an output, or the mean of squares of the first tensor in it that can have a gradient."""
+    """Return the loss in an output, or the mean of squares of the first tensor in it that can have a gradient."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(found, Tensor):
         return found
@@ -145,70 +145,86 @@ def _default_loss(output: Any) -> Tensor:
     raise invalid_argument(ValueError, WHERE, "loss_fn", rule, type(output).__name__)
 
 
-def _report(passes: Passes, fast: Set[Tensor]) -> Audit:
-    """Everything that is measured, and what follows from it."""
-    everything = set(passes.trained)
-    loss = passes.loss(everything)
-    if not loss.requires_grad:
-        remedy = "Its forward must not run under no_grad or end in a detached tensor."
-        raise invalid_argument(
-            ValueError, WHERE, "model", "a model whose loss has a gradient", type(passes.model).__name__, remedy
-        )
-    backward(loss)
-    lacking = {p for p in passes.trained if p.grad is None}
-    found = reach(passes, fast)
-    own_flops, full_backward = flops(passes, everything)
-    _, fast_backward = flops(passes, fast)
-    model = Inventory.of(passes, fast, found, own_flops)
+def _report(step: TrainingPass, fast: Set[Tensor]) -> Audit:
+    """Measure everything, and draw the conclusions."""
+    everything = set(step.trained)
+    lacking = _without_gradient(step, everything)
+    found = reach(step, fast)
+    own_flops, full_backward = flops(step, everything)
+    model = ModelParts.of(step, fast, found, own_flops)
     candidates = model.candidates(lacking)
-    measured = costs(passes, {"full": everything, "fast": fast}) | costs(passes, candidates, most=3)
-    updates = update_seconds(passes)
-    seconds = _seconds(passes, fast, measured["full"], measured["fast"], updates)
-    sizes = {"full": step_bytes(passes, everything), "fast": step_bytes(passes, fast)}
-    others = [_candidate(passes, fast, name, on, measured, updates) for name, on in candidates.items()]
+    measured = costs(step, {"full": everything, "fast": fast} | candidates)
+    updates = update_seconds(step)
+    seconds = _seconds(step, fast, measured["full"], measured["fast"], updates)
+    sizes = {"full": step_bytes(step, everything), "fast": step_bytes(step, fast)}
+    others = [
+        _candidate(
+            ModelParts.of(step, members, reach(step, members), own_flops),
+            name.split(" "),
+            _seconds(step, members, measured["full"], measured[name], updates),
+        )
+        | {"yours": members == fast}
+        for name, members in candidates.items()
+    ]
+    advised = [each for each in others if not is_advised_against(each, model.kind())]
     report = Audit(
-        model=type(passes.model).__name__,
-        device=str(passes.device),
+        model=type(step.model).__name__,
+        kind=model.kind(),
+        device=str(step.device),
         threads=torch.get_num_threads(),
         parts=model.parts(lacking),
         seconds=seconds,
-        flops={"forward": sum(own_flops.values()), "backward": full_backward, "fast_backward": fast_backward},
+        flops={"forward": sum(own_flops.values()), "backward": full_backward, "fast_backward": flops(step, fast)[1]},
         bytes=sizes,
         periods=[_period(seconds, sizes, k) for k in PERIODS],
         **model.reached(),
-        inputs_need_gradient=any(each.requires_grad for each in (*passes.args, *passes.kwargs.values())
-                                 if isinstance(each, Tensor)),
+        inputs_need_gradient=any(each.requires_grad for each in tensors_in((step.args, step.kwargs))),
         batch_norm=model.slow_layers(_BatchNorm),
         dropout=model.slow_layers(_DropoutNd),
         candidates=others,
-        suggestions=[each for k in PERIODS if (each := _suggestion(others, k))],
-    )  # fmt: skip
-    report["advice"] = advice.sentences(report)
+        suggestions=[_suggestion(advised, k) for k in PERIODS if advised],
+    )
+    report["advice"] = advice(report)
     return report
 
 
+def _without_gradient(step: TrainingPass, everything: Set[Tensor]) -> set[Tensor]:
+    """Return the parameters that a full backward gives no gradient."""
+    loss = step.loss(everything)
+    if not loss.requires_grad:
+        remedy = "Its forward must not run under no_grad or end in a detached tensor."
+        rule = "a model whose loss has a gradient"
+        raise invalid_argument(ValueError, WHERE, "model", rule, type(step.model).__name__, remedy)
+    backward(loss)
+    return {p for p in step.trained if p.grad is None}
+
+
 def _seconds(
-    passes: Passes, fast: Set[Tensor], full: Cost, part: Cost, updates: tuple[float, float]
+    step: TrainingPass, fast: Set[Tensor], full: Cost, part: Cost, updates: tuple[float, float]
 ) -> dict[str, dict[str, float]]:
-    """Seconds of the full and the fast step; slow parameters drift in the latter."""
-    step, drift = updates
-    entries, quick = (sum(p.numel() for p in each) for each in (passes.trained, fast))
+    """Return the seconds of the full and the fast step; slow parameters drift in the latter."""
+    update, drift = updates
+    entries, quick = (sum(p.numel() for p in each) for each in (step.trained, fast))
     return {
-        "full": {"forward": full.forward, "backward": full.backward, "update": step * entries},
+        "full": {"forward": full.forward, "backward": full.backward, "update": update * entries},
         "fast": {
             "forward": part.forward,
             "backward": part.backward,
-            "update": step * quick + drift * (entries - quick),
+            "update": update * quick + drift * (entries - quick),
         },
     }
 
 
 def _speedup(seconds: Mapping[str, Mapping[str, float]], k: int) -> float:
-    """All that a fast step costs beyond a full step's forward counts as its backward."""
+    """Predict the speed-up; all that a fast step costs beyond a full step's forward counts as its backward.
+
+    A measurement may be off, but only the backward pass of slow parts is ever saved.
+    """
     full, fast = seconds["full"], seconds["fast"]
     back = full["backward"] + full["update"]
     beyond = sum(fast.values()) - full["forward"]
-    return expected_speedup_from_costs(full["forward"], back, min(max(beyond, 0.0), back), k)
+    predicted = expected_speedup_from_costs(full["forward"], back, min(max(beyond, 0.0), back), k)
+    return min(predicted, 1 + full["backward"] / full["forward"]) if full["forward"] else predicted
 
 
 def _period(seconds: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int], k: int) -> dict[str, Any]:
@@ -216,30 +232,20 @@ def _period(seconds: Mapping[str, Mapping[str, float]], sizes: Mapping[str, int]
     return {"k": k, "speedup": _speedup(seconds, k), "peak_bytes": sizes["full"], "mean_bytes": round(mean)}
 
 
-def _candidate(
-    passes: Passes,
-    fast: Set[Tensor],
-    name: str,
-    on: Set[Tensor],
-    measured: Mapping[str, Cost],
-    updates: tuple[float, float],
-) -> dict[str, Any]:
-    """One other fast set, with what it would give."""
-    seconds = _seconds(passes, on, measured["full"], measured[name], updates)
-    gains = {str(k): _speedup(seconds, k) for k in PERIODS}
+def _candidate(parts: ModelParts, blocks: list[str], seconds: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Return one other fast set, with what it would give."""
     return {
-        "fast": name.split(" "),
-        "parameters": sum(p.numel() for p in on),
-        "yours": on == fast,
-        "speedup": gains,
+        "fast": blocks,
+        "parameters": sum(p.numel() for p in parts.fast),
+        "holds_attention": parts.holds_attention(blocks),
+        "reached_share": parts.reached()["reached_share"],
+        "speedup": {str(k): _speedup(seconds, k) for k in PERIODS},
     }
 
 
-def _suggestion(candidates: list[dict[str, Any]], k: int) -> dict[str, Any] | None:
-    """The largest candidate that costs little speed: fresher gradients at nearly the same price."""
+def _suggestion(candidates: list[dict[str, Any]], k: int) -> dict[str, Any]:
+    """Return the largest candidate that costs little speed: fresher gradients at nearly the same price."""
     saved = [1 - 1 / each["speedup"][str(k)] for each in candidates]
     good = [each for each, share in zip(candidates, saved, strict=True) if share >= KEPT * max(saved)]
-    if not good:
-        return None
     largest = max(good, key=lambda each: int(each["parameters"]))
     return {"k": k, "fast": largest["fast"], "speedup": largest["speedup"][str(k)]}

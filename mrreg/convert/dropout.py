@@ -1,90 +1,81 @@
 """Masks where a model has dropout."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 from warnings import warn
 
 from torch import nn
 
-from mrreg.convert.planner import Mask, Planner, Spot, Way, choose
-from mrreg.convert.tracer import FUNCTIONAL, follow
-from mrreg.convert.value_graph import known
-from mrreg.convert.wrap import check_model, replace
+from mrreg.convert.layers import DROPOUTS, register_linear_layers
+from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, is_fixed
+from mrreg.convert.report import Report, Swap
+from mrreg.convert.tracer import DROPOUT_FUNCTION, RandomCall, Trace, modules_called, trace_forward
+from mrreg.convert.value_graph import graph_from_structure
+from mrreg.convert.wrap import check_model, replace_modules
 from mrreg.errors import NoEffectWarning
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import hidden_pair
-from mrreg.module_utils import common, join, within
+from mrreg.module_utils import common, has_stock_forward, join, within
 
 WHERE = "swap_dropout"
 UNCALLED = "this forward did not call it (attention often reads its p only)"
 UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transformer layers: pass example_inputs"
-
-
-@dataclass(frozen=True)
-class Swap:
-    """What became of one dropout: the structure of the mask at each path that stands for it, and why so."""
-
-    what: str
-    masks: Mapping[str, str]
-    reason: str
-
-    @property
-    def replaced(self) -> bool:
-        """Whether masks stand for it now."""
-        return bool(self.masks)
-
-    def __str__(self) -> str:
-        masks = ", ".join(f"{structure} mask on {path or 'the whole model'}" for path, structure in self.masks.items())
-        return f"{self.what} -> {masks or 'left'}: {self.reason}"
-
-
-class Report(dict[str, Swap]):
-    """What became of each dropout, by its path in the model; printed, one line each."""
-
-    def __str__(self) -> str:
-        width = max(map(len, self), default=0)
-        head = f"{sum(swap.replaced for swap in self.values())} of {len(self)} dropouts replaced by masks"
-        return "\n".join([head, *(f"  {path:<{width}}  {swap}" for path, swap in self.items())])
+UNREACHED = "the forward holds its layers elsewhere too (in a closure or a list), where they cannot be replaced"
+UNREAD = "what a forward does with it is only seen with example_inputs"
+UNSEEN = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
+ATTENTION_FUNCTION = re.compile(r".*attention.*")
+BRANCH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 
 
 def swap_dropout(
-    model: nn.Module, k: int = 5, example_inputs: Any = None, *, rescale: bool = False, boost: float | None = None
+    model: nn.Module,
+    k: int = 5,
+    example_inputs: Any = None,
+    *,
+    rescale: bool | None = None,
+    boost: float | None = None,
 ) -> tuple[nn.Module, Report]:
-    """Replace each dropout of a model by masks with the same p, and report what was done.
+    """Replace each dropout of a model by masks with the same p, in place, and report what was done.
 
     The layer that takes the dropout's output gets a mask over its input units. Where that output goes into a residual
     sum or a norm, the layer that made it gets a mask over its output units, bias included. Dropout between the two
     Linear layers of an nn.Sequential or of a Transformer layer, with an activation that maps 0 to 0, becomes one mask
     over the hidden units if nothing else in there needs a mask. A layer has one mask: where dropouts compete for
-    layers, as many of them as possible are replaced. Dropout on attention probabilities has no weight to mask and is
-    left. The model is changed in place; use the returned one, since the mask may be on the whole.
+    layers, as many of them as possible are replaced.
+
+    The report lists every source of dropout. Left are dropout on attention probabilities, which have no weight to mask;
+    dropout beside frozen layers, whose masks no optimizer would drive; functions, for which the report has the `mask`
+    call that does the same; whole branches or layers that a forward skips at random.
 
     Args:
         model: A model with dropout. Modules replaced by masks become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords. One
-            training forward follows the values through the model. It runs without gradients and hooks on a copy
-            that shares the parameters, and leaves random states, buffers and caches alone. Without it, only the order
-            inside nn.Sequential and torch's Transformer and recurrent layers is known.
-        rescale: Whether masked steps divide what is kept by 1 - p, as nn.Dropout does.
+        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords. A
+            training forward (a second one if the first left layers out) follows the values through the model, with no
+            layer skipped at random. It runs without gradients and hooks, on a copy of everything but the parameters,
+            and leaves random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
+            torch's Transformer and recurrent layers is known.
+        rescale: As in `MultirateMask`: None divides what is kept by 1 - p, as nn.Dropout does.
         boost: As in `MultirateMask`.
 
     Returns:
-        The model, and a `Report`: a dict from the path of each dropout to a `Swap`; printed, it says line by line
+        The same model, and a `Report`: a dict from the path of each dropout to a `Swap`; printed, it says line by line
         what was replaced by what, what was left, and why.
 
     Raises:
         TypeError, ValueError: If an argument is of the wrong kind or out of range.
+        RuntimeError: If the model cannot be copied to follow a forward.
 
     Example:
         >>> from torch import nn
         >>> import mrreg
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
         >>> model, report = mrreg.swap_dropout(model, k=5)
-        >>> print(report)
+        >>> print(report)  # doctest: +ELLIPSIS
         1 of 1 dropouts replaced by masks
-          2  Dropout(p=0.5) -> hidden mask on the whole model: it lies between two layers that share its units
+          2  Dropout(p=0.5) -> input mask on 3: its output goes there
+        Masks are held for a cycle: ...
 
     Note:
         nn.Dropout draws units for each example and place, a mask draws them for the whole batch and cycle: as if
@@ -93,63 +84,138 @@ def swap_dropout(
     check_model(WHERE, model)
     probe = nn.Linear(1, 1, device="meta")  # draws no random numbers
     MultirateMask(probe, 0.5, k, rescale=rescale, boost=boost)  # bad options show before anything happens
-    nodes = known(model) if example_inputs is None else follow(WHERE, model, example_inputs)
-    planner = Planner(model, nodes, UNKNOWN if example_inputs is None else UNCALLED)
-    modules, spots = planner.modules, list(planner.spots())
-    chosen = _paired(choose(spots), planner)
-    wrappers: dict[nn.Module, nn.Module] = {
+    register_linear_layers(WHERE, model)
+    trace = None if example_inputs is None else trace_forward(WHERE, model, example_inputs)
+    nodes = graph_from_structure(model) if trace is None else trace.nodes
+    planner = Planner(model, nodes, UNKNOWN if trace is None else UNCALLED)
+    sites = list(planner.sites())
+    options = {"k": k, "rescale": rescale, "boost": boost}
+    chosen = _paired(assign(sites, {}), planner)
+    if trace is not None:
+        replacements = _replacements(chosen, planner, options)
+        called = modules_called(WHERE, model, example_inputs, replacements, trace)
+        _leave_unreached(chosen, planner, replacements, called)
+    swaps = {site.path: _outcome(site, chosen.get(site, {})) for site in sites}
+    swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k))
+    custom = trace is None and not all(map(has_stock_forward, model.modules()))
+    report = Report(swaps, (UNSEEN,) if custom else ())
+    replace_modules(WHERE, model, _replacements(chosen, planner, options))
+    for site in chosen:
+        if site.path not in planner.modules:  # it is the argument of a recurrent module
+            recurrent: Any = planner.modules[site.path.rpartition(".")[0]]
+            recurrent.dropout = 0.0
+    if not chosen:
+        warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
+    return model, report
+
+
+def _replacements(
+    chosen: dict[DropoutSite, Placement], planner: Planner, options: Mapping[str, Any]
+) -> dict[nn.Module, nn.Module]:
+    """Return the masks for the layers and the identities for the dropouts, by the modules in whose place they go."""
+    modules = planner.modules
+    replacements: dict[nn.Module, nn.Module] = {
         modules[path]: MultirateMask(
-            modules[path],
-            mask.p,
-            k,
-            parameters=mask.parameters or None,
-            structure=mask.structure,
-            rescale=rescale,
-            boost=boost,
+            modules[path], mask.p, parameters=mask.parameters or None, structure=mask.structure, **options
         )
         for path, mask in _merged(chosen).items()
     }
-    dropouts = {modules[spot.path] for spot in chosen if spot.path in modules}
-    wrappers |= {dropout: nn.Identity().train(dropout.training) for dropout in dropouts}
-    new = replace(WHERE, model, wrappers)
-    for spot in chosen:
-        if spot.path not in modules:  # it is the argument of a recurrent module
-            recurrent: Any = modules[spot.path.rpartition(".")[0]]
-            recurrent.dropout = 0.0
-    report = Report({spot.path: _outcome(spot, chosen.get(spot, {})) for spot in spots})
-    for node in nodes:
-        if node.kind == "call" and node.name in FUNCTIONAL:
-            report[f"{node.place}: {node.name}()"] = Swap("a function", {}, "only modules can be replaced")
-    if not chosen:
-        warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
-    return new, report
+    dropouts = {modules[site.path] for site in chosen if site.path in modules}
+    return replacements | {dropout: nn.Identity().train(dropout.training) for dropout in dropouts}
 
 
-def _outcome(spot: Spot, way: Way) -> Swap:
-    """What is said of a dropout for which a way was chosen, or none."""
-    masks = {path: str(mask.structure) for path, mask in way.items()}
-    reason = spot.reason
+def _leave_unreached(
+    chosen: dict[DropoutSite, Placement],
+    planner: Planner,
+    replacements: Mapping[nn.Module, nn.Module],
+    called: set[nn.Module],
+) -> None:
+    """Leave the dropouts that a forward still calls when others stand in their place, or whose masks it does not."""
+    for site, placement in list(chosen.items()):
+        masks = {replacements[planner.modules[path]] for path in placement}
+        if planner.modules.get(site.path) in called or not masks <= called:
+            del chosen[site]
+            site.reason = UNREACHED
+
+
+def _outcome(site: DropoutSite, placement: Placement) -> Swap:
+    """Return what is said of a dropout for which a placement was chosen, or none."""
+    masks = {path: str(mask.structure) for path, mask in placement.items()}
+    reason = site.reason
     if "hidden" in masks.values():
         reason = "it lies between two layers that share its units"
     elif "output" in masks.values():
         reason = reason or "the layer that takes its output has another mask"
     elif masks:
         reason = "its output goes there"
-    return Swap(spot.what, masks, reason)
+    return Swap(site.what, masks, reason)
 
 
-def _paired(chosen: dict[Spot, Way], planner: Planner) -> dict[Spot, Way]:
+def _random_calls(
+    trace: Trace, planner: Planner, chosen: dict[DropoutSite, Placement], k: int
+) -> Iterator[tuple[str, Swap]]:
+    """Yield what is said of random numbers that a forward draws itself: nothing stands for them."""
+    sites: dict[str, DropoutSite] = {}
+    for name, call in trace.random_calls.items():
+        owner = type(planner.modules[call.place]).__name__
+        what = (owner if BRANCH.search(owner) else f"{call.function}()") + (
+            "" if call.p is None else f" with p={call.p:g}"
+        )
+        sites[name] = DropoutSite(name, f"{what} at {call.where}" if call.where else what, call.p or 0.5)
+        if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
+            planner.weigh(sites[name])
+        else:
+            sites[name].reason = _what_it_drops(call, owner)
+    by_hand = assign(sites.values(), chosen)
+    for name, site in sites.items():
+        yield name, Swap(site.what, {}, _by_hand(site, by_hand[site], k) if site in by_hand else site.reason)
+
+
+def _what_it_drops(call: RandomCall, owner: str) -> str:
+    if ATTENTION_FUNCTION.fullmatch(call.function):
+        return ATTENTION
+    if BRANCH.search(owner) or BRANCH.search(call.where):
+        return "it drops whole branches, which masks of units cannot"
+    if call.scalar:
+        return "one number decides, as where layers are skipped at random; the forward was followed with none skipped"
+    return "its random numbers are drawn in the forward, which masks do not change"
+
+
+def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
+    """Return why a functional dropout is left, and the call that puts its masks."""
+    mask = next(iter(placement.values()))
+    names = sorted({name for each in placement.values() for name in each.parameters})
+    options = f"k={k}, structure={mask.structure!r}" + (f", parameters={names}" if mask.structure == "output" else "")
+    beside = f" between {site.pair[0]!r} and {site.pair[1]!r}" if site.pair else ""
+    return (
+        f"only modules can be replaced; for this one{beside} take the call out and add "
+        f"mrreg.mask(model, {dict.fromkeys(placement, mask.p)}, {options})"
+    )
+
+
+def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
+    """Yield the numbers called dropout, and the modules that drop branches, of which only a forward would show more."""
+    for path, module in model.named_modules():
+        if has_stock_forward(module) or isinstance(module, DROPOUTS):
+            continue
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float) and 0 < value < 1:
+                yield join(path, name), Swap(f"{type(module).__name__}({name}={value})", {}, UNREAD)
+
+
+def _paired(chosen: dict[DropoutSite, Placement], planner: Planner) -> dict[DropoutSite, Placement]:
     """Mask the two layers around a dropout as one, where nothing else is masked in a module made for that."""
-    for spot, pair in [(spot, spot.pair) for spot in chosen if spot.pair]:
+    for site, pair in [(site, site.pair) for site in chosen if site.pair]:
         path = common(*pair)
-        others = [*planner.masked, *(name for other, way in chosen.items() if other is not spot for name in way)]
-        if not any(within(path, name) for name in others) and pair == _pair(path, planner.modules[path]):
-            chosen[spot] = {path: Mask("hidden", (), spot.p)}
+        others = [*planner.masked, *(name for other, masks in chosen.items() if other is not site for name in masks)]
+        alone = not any(within(path, name) for name in others)
+        if alone and not is_fixed(path) and pair == _pair(path, planner.modules[path]):
+            chosen[site] = {path: MaskSpec("hidden", (), site.p)}
     return chosen
 
 
 def _pair(path: str, module: nn.Module) -> tuple[str, str] | None:
-    """The paths of the two layers that have the hidden units of a module between them, if it is such a module."""
+    """Return the paths of the two layers around the hidden units of a module, if it is such a module."""
     try:
         first, second = hidden_pair(module)
     except ValueError:
@@ -157,10 +223,10 @@ def _pair(path: str, module: nn.Module) -> tuple[str, str] | None:
     return join(path, first), join(path, second)
 
 
-def _merged(chosen: Mapping[Spot, Way]) -> dict[str, Mask]:
-    """One mask per path; those that differ in the parameters alone become one."""
-    merged: dict[str, Mask] = {}
-    for path, mask in (item for way in chosen.values() for item in way.items()):
+def _merged(chosen: Mapping[DropoutSite, Placement]) -> dict[str, MaskSpec]:
+    """Return one mask per path; those that differ in the parameters alone become one."""
+    merged: dict[str, MaskSpec] = {}
+    for path, mask in (item for placement in chosen.values() for item in placement.items()):
         parameters = (*merged[path].parameters, *mask.parameters) if path in merged else mask.parameters
-        merged[path] = Mask(mask.structure, parameters, mask.p)
+        merged[path] = MaskSpec(mask.structure, parameters, mask.p)
     return merged

@@ -1,123 +1,163 @@
 """Follow one real forward of a model: which layer, dropout or function takes the value that another has made.
 
 Hooks see the modules, a torch function mode sees what happens between them (a residual sum, a reshape, a functional
-activation). Nothing of it stays behind: the forward runs on a copy that shares the parameters.
+activation), and a dispatch mode sees every random number that is drawn on the way.
 """
 
-import copy
-import random
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.convert.value_graph import Node, arity, role
-from mrreg.errors import invalid_state
+from mrreg.convert.isolation import (
+    copied_state,
+    deep_copy,
+    generators_moved,
+    random_state_kept,
+    set_extreme_generators,
+)
+from mrreg.convert.layers import DROPOUTS, arity, role
+from mrreg.convert.value_graph import Node
+from mrreg.module_utils import has_stock_forward, tensors_in
 
-# Functions that drop: they are in the graph whatever they take.
-FUNCTIONAL = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+DROPOUT_FUNCTION = re.compile(r"(feature_)?(alpha_)?dropout(\dd)?_?")
+RANDOM_OPERATION = re.compile(r".*(dropout|bernoulli|uniform|attention|rand(?!n)).*")  # normal noise drops nothing
+INPUT, OUTPUT = "the model's input", "the model's output"
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
 
 
-def follow(where: str, model: nn.Module, example_inputs: Any) -> list[Node]:
-    """Run one forward as in training and return its graph.
+@dataclass
+class RandomCall:
+    """A place in a forward where random numbers are drawn outside of torch's dropout modules.
 
-    A tuple of example inputs is several positions, a mapping keywords, anything else one argument.
+    Args:
+        place: Path of the module in whose forward it happens.
+        function: The function that draws.
+        where: File, line and function of the code that calls it.
+        p: Probability of being dropped, where the call says it.
+        scalar: One number for all, as code draws it that skips whole layers.
     """
-    positions, keywords = (example_inputs if type(example_inputs) is tuple else (example_inputs,)), {}
-    if isinstance(example_inputs, Mapping):
-        positions, keywords = (), {name: _copy(value) for name, value in example_inputs.items()}
-    positions = _copy(positions)
-    twin = _twin(where, model)
-    watch = _Watch(twin, (positions, keywords))
-    with _random_state_kept(model), torch.no_grad(), catch_warnings():
-        simplefilter("ignore")
-        try:
-            with watch:
-                output = twin(*positions, **keywords)
-        except Exception as error:
-            call = "a tuple gives several arguments, a mapping keywords, anything else one argument"
-            error.add_note(f"{where}: raised by the model's forward on example_inputs ({call}).")
-            raise
-    watch.note("the model's output", output)
-    return watch.nodes
+
+    place: str
+    function: str
+    where: str = ""
+    p: float | None = None
+    scalar: bool = False
 
 
-def _copy(value: Any, shared: dict[int, Any] | None = None) -> Any:
-    """A deepcopy that also takes tensors with an autograd history, such as cached activations."""
-    with _Copies():
-        return copy.deepcopy(value, shared)
+@dataclass
+class Trace:
+    """What one forward has shown: the graph of its values, and the random calls by the name of their site."""
+
+    largest: bool  # whether single random numbers came out as large or as small as possible
+    nodes: list[Node] = field(default_factory=list)
+    random_calls: dict[str, RandomCall] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)  # paths of those that were called
 
 
-class _Copies(TorchFunctionMode):
-    """While it is on, deepcopy of a tensor is a clone without history."""
+def trace_forward(where: str, model: nn.Module, example_inputs: Any) -> Trace:
+    """Run a forward as in training and return what it has shown.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            return memo.setdefault(id(tensor), tensor.detach().clone())
-        return func(*args, **(kwargs or {}))
+    Code that skips layers at random compares one random number with a threshold. So single numbers come out as large
+    as possible, which by custom means that nothing is skipped; if modules were left out, the forward is run again with
+    small ones, and the one that has called more modules counts.
+
+    Args:
+        where: The public function to name in errors.
+        model: The model; it is left as it was.
+        example_inputs: A tuple is several positions, a mapping keywords, anything else one argument.
+    """
+    first = _trace(where, model, example_inputs, largest=True)
+    if first.modules.issuperset(path for path, module in model.named_modules() if role(module) != "call"):
+        return first
+    return max(first, _trace(where, model, example_inputs, largest=False), key=lambda trace: len(trace.modules))
 
 
-def _twin(where: str, model: nn.Module) -> nn.Module:
-    """A copy in training mode: the parameters are the model's, everything else its own, and no hook of anybody's."""
-    try:
-        twin: nn.Module = _copy(model, {id(parameter): parameter for parameter in model.parameters()})
-    except Exception as error:
-        raise invalid_state(
-            where,
-            f"the model cannot be copied to follow one forward ({type(error).__name__}: {error})",
-            "Call it before the model is wrapped or compiled, or leave out example_inputs.",
-        ) from error
-    twin.train()
-    for module in twin.modules():
-        module._forward_hooks.clear()  # a hook may write down what it sees, and this forward is nobody's business
-        module._forward_pre_hooks.clear()
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            module.eval()  # in training it refuses a single example
-    return twin
+def modules_called(
+    where: str, model: nn.Module, example_inputs: Any, replacements: Mapping[nn.Module, nn.Module], trace: Trace
+) -> set[nn.Module]:
+    """Return the modules that a forward calls while others stand in the place of some."""
+    called: set[nn.Module] = set()
+    with _isolated(where, model, trace.largest):
+        parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+        for parent in parents:
+            parent._modules.update({n: replacements.get(m, m) for n, m in parent._modules.items() if m is not None})
+        with _RandomNumbers(None, trace.largest), _every_call(called):
+            _run(where, model, example_inputs, None)
+    return called
 
 
 @contextmanager
-def _random_state_kept(model: nn.Module) -> Iterator[None]:
-    """Leave the global generators of torch, Python and NumPy as they were."""
-    devices = {parameter.get_device() for parameter in model.parameters() if parameter.is_cuda}
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
+def _every_call(called: set[nn.Module]) -> Iterator[None]:
+    handle = register_module_forward_pre_hook(lambda module, _: called.add(module))
     try:
-        with torch.random.fork_rng(devices):
-            yield
+        yield
     finally:
-        random.setstate(python)
-        if numpy:
-            numpy.random.set_state(state)
+        handle.remove()
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, tuple | list):
-        return []
-    return [tensor for item in value for tensor in _tensors(item)]
+def _trace(where: str, model: nn.Module, example_inputs: Any, *, largest: bool) -> Trace:
+    with _isolated(where, model, largest):
+        tracer = ForwardTracer(model, largest)
+        with _RandomNumbers(tracer, largest):
+            output = _run(where, model, example_inputs, tracer)
+        for name in generators_moved():
+            tracer.trace.random_calls[f"the model: {name}"] = RandomCall("", name, scalar=True)
+    tracer.note(OUTPUT, output)
+    return tracer.trace
 
 
-class _Watch(TorchFunctionMode):
+@contextmanager
+def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
+    """Let a forward leave nothing behind and skip nothing at random."""
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with copied_state(where, model), random_state_kept(model), torch.no_grad(), eager, catch_warnings():
+        simplefilter("ignore")
+        set_extreme_generators(largest)
+        yield
+
+
+def _run(where: str, model: nn.Module, example_inputs: Any, tracer: "ForwardTracer | None") -> Any:
+    """Call a model on a copy of its example inputs."""
+    positions, keywords = (example_inputs if type(example_inputs) is tuple else (example_inputs,)), {}
+    if isinstance(example_inputs, Mapping):
+        positions, keywords = (), {name: deep_copy(value) for name, value in example_inputs.items()}
+    positions = deep_copy(positions)
+    if tracer:
+        tracer.note(INPUT, (), (positions, keywords))
+    try:
+        with tracer or nullcontext():
+            return model(*positions, **keywords)
+    except Exception as error:
+        call = "a tuple gives several arguments, a mapping keywords, anything else one argument"
+        error.add_note(f"{where}: raised by the model's forward on example_inputs ({call}).")
+        raise
+
+
+class ForwardTracer(TorchFunctionMode):
     """Notes which call has made each tensor of a forward, and which calls take it."""
 
-    def __init__(self, model: nn.Module, inputs: Any) -> None:
+    def __init__(self, model: nn.Module, largest: bool) -> None:
         super().__init__()
-        self.nodes: list[Node] = []
-        self._made: dict[int, tuple[Tensor, Node]] = {}  # holds the tensor, or another could get its id
-        self._open: list[str] = []  # paths of the modules being run
+        self.trace = Trace(largest)
+        self.function = ""  # the outermost torch function that runs
+        self._site = ""  # name of the random call that it has made
+        self._makers: dict[int, tuple[Tensor, Node]] = {}  # holds the tensor, or another could get its id
+        self._open: list[tuple[str, nn.Module]] = []  # the modules being run
         self._within: list[list[Node | None]] = []  # what fed the layers being run; inside them nothing is noted
-        self._add(Node("the model's input", "call", []), inputs)
         for path, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):  # nobody can look into one
                 self._hook(path, module)
@@ -126,9 +166,10 @@ class _Watch(TorchFunctionMode):
         kind, count = role(module), arity(module)
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
-            self._open.append(path)
+            self._open.append((path, module))
+            self.trace.modules.add(path)
             if kind != "call":
-                self._within.append([self._maker(tensor) for tensor in _tensors((args, kwargs))[:count]])
+                self._within.append([self._maker(tensor) for tensor in islice(tensors_in((args, kwargs)), count)])
 
         def leave(_: nn.Module, args: Any, output: Any) -> None:
             self._open.pop()
@@ -138,25 +179,101 @@ class _Watch(TorchFunctionMode):
         module.register_forward_pre_hook(enter, with_kwargs=True)
         module.register_forward_hook(leave, always_call=True)
 
+    @property
+    def place(self) -> str:
+        """Path of the innermost module that runs."""
+        return self._open[-1][0] if self._open else ""
+
     def _maker(self, tensor: Tensor) -> Node | None:
-        return self._made[id(tensor)][1] if id(tensor) in self._made else None
+        return self._makers[id(tensor)][1] if id(tensor) in self._makers else None
 
     def _add(self, node: Node, output: Any) -> None:
         if not self._within:
-            self.nodes.append(node)
-            self._made.update({id(tensor): (tensor, node) for tensor in _tensors(output)})
+            self.trace.nodes.append(node)
+            self._makers.update({id(tensor): (tensor, node) for tensor in tensors_in(output)})
 
     def note(self, name: str, inputs: Any, output: Any = None) -> None:
         """Add a call, unless all that it takes comes from nowhere."""
-        sources: list[Node | None] = [maker for tensor in _tensors(inputs) if (maker := self._maker(tensor))]
-        if sources or name in FUNCTIONAL:
-            self._add(Node(name, "call", sources, self._open[-1] if self._open else ""), output)
+        sources: list[Node | None] = [maker for tensor in tensors_in(inputs) if (maker := self._maker(tensor))]
+        dropout = bool(self._site and DROPOUT_FUNCTION.fullmatch(name))
+        if sources or dropout or name == INPUT:
+            self._add(
+                Node(self._site if dropout else name, "dropout" if dropout else "call", sources, self.place), output
+            )
+
+    def note_random(self, operation: str, p: float | None, scalar: bool) -> None:
+        """Add a random call, unless a module in which it happens stands for it in the report."""
+        if any(_reports_itself(module) for _, module in self._open):
+            return
+        function = self.function or operation
+        call = RandomCall(self.place, function, _caller(), p, scalar)
+        name = base = f"{self.place or 'the model'}: {function}()"
+        number = 1
+        while name in self.trace.random_calls and self.trace.random_calls[name].where != call.where:
+            number += 1
+            name = f"{base} #{number}"
+        self._site = name
+        self.trace.random_calls.setdefault(name, call)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", str(func))
-        changed = args[:1] if name == "__setitem__" else output
-        idle = name in FUNCTIONAL and any(output is tensor for tensor in _tensors((args, kwargs)))  # p = 0
-        if not self._within and not idle and any(tensor.is_floating_point() for tensor in _tensors(changed)):
-            self.note(name, (args, kwargs), changed)
+        self.function, self._site = name, ""
+        try:
+            output = func(*args, **(kwargs or {}))
+            changed = args[:1] if name == "__setitem__" else output
+            idle = DROPOUT_FUNCTION.fullmatch(name) and any(output is tensor for tensor in tensors_in((args, kwargs)))
+            if not self._within and not idle and any(tensor.is_floating_point() for tensor in tensors_in(changed)):
+                self.note(name, (args, kwargs), changed)
+        finally:
+            self.function, self._site = "", ""
         return output
+
+
+class _RandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells a tracer of every random number that is drawn, and sets single ones to a given value."""
+
+    def __init__(self, tracer: ForwardTracer | None, largest: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tracer, self.single = tracer, BELOW_ONE if largest else 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if RANDOM_OPERATION.fullmatch(name):
+            p, random = _drop_rate(name, _arguments(func, args, kwargs or {}))
+            scalar = isinstance(output, Tensor) and output.numel() == 1 and output.is_floating_point()
+            if random and self.tracer:
+                self.tracer.note_random(name, p, scalar)
+            if random and scalar:
+                output.fill_(self.single)
+        return output
+
+
+def _arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by name, with those that are left out at their defaults."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return defaults | dict(zip(names, args, strict=False)) | kwargs
+
+
+def _drop_rate(operation: str, given: dict[str, Any]) -> tuple[float | None, bool]:
+    """Return the probability of being dropped, if an operation says it, and True if it draws anything."""
+    p = next((float(given[name]) for name in ("p", "dropout_p") if isinstance(given.get(name), int | float)), None)
+    if "attention" in operation:
+        return p, bool(p)
+    drawn = p not in (0, 1) and bool(given.get("train", True))
+    return (round(1 - p, 6) if p is not None and "bernoulli" in operation else p), drawn  # torch says what is kept
+
+
+def _reports_itself(module: nn.Module) -> bool:
+    """Tell if the noise of a module is in the report by the module's own arguments."""
+    takes_p = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and has_stock_forward(module)
+    return isinstance(module, DROPOUTS) or takes_p
+
+
+def _caller() -> str:
+    """Return file, line and function of the code outside of torch that is running."""
+    frame: Any = sys._getframe(1)
+    while frame and frame.f_code.co_filename.startswith((__file__, TORCH)):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""

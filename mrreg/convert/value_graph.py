@@ -1,21 +1,16 @@
 """Where values come from and go to in a model: layers, dropouts and the calls between them, as a graph.
 
-`known` reads it off the modules whose order is known without running them; `mrreg.trace` follows a forward.
+`graph_from_structure` reads it off the modules whose order is known without running them; the tracer follows a forward.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
-DROPOUTS = nn.modules.dropout._DropoutNd
-LAYERS = (
-    *(nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention),
-    *(nn.modules.conv._ConvNd, nn.RNNBase, nn.RNNCellBase),
-)
-
-Kind = Literal["layer", "dropout", "call"]
+from mrreg.convert.layers import Kind, role
+from mrreg.module_utils import has_stock_forward
 
 # The branches of torch's Transformer layers, each of which ends in a residual sum.
 BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
@@ -33,12 +28,20 @@ BRANCHES: dict[type[nn.Module], tuple[tuple[str, ...], ...]] = {
 
 @dataclass(eq=False)
 class Node:
-    """One use of a layer or dropout (`name` is its path), or one call of something else (`name` says what)."""
+    """One use of a layer or dropout, or one call of something else.
+
+    Args:
+        name: Path of the layer or dropout; for a functional dropout the name of its site; else what is called.
+        kind: What it is.
+        sources: What makes its inputs; None for a value that nothing watched has made, such as the model's input.
+        place: Path of the module that made the call.
+        users: What takes its output.
+    """
 
     name: str
     kind: Kind
-    sources: list["Node | None"]  # None: a value that nothing watched has made, such as the model's input
-    place: str = ""  # path of the module that made the call
+    sources: list["Node | None"]
+    place: str = ""
     users: list["Node"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -47,43 +50,29 @@ class Node:
                 source.users.append(self)
 
 
-def ordinary(module: nn.Module, kind: type[nn.Module] | None = None) -> bool:
-    """Whether the module computes what torch's class (`kind`, or any) does, whatever else a subclass changes."""
-    forward = type(module).forward
-    return forward is kind.forward if kind else forward.__module__.startswith("torch.nn.")
-
-
-def role(module: nn.Module) -> Kind:
-    """What a module is in the graph."""
-    if isinstance(module, DROPOUTS):
-        return "dropout"
-    return "layer" if isinstance(module, LAYERS) and ordinary(module) else "call"
-
-
-def arity(module: nn.Module) -> int:
-    """How many of a layer's inputs are values it weighs: query, key and value, the two of Bilinear, or one."""
-    return {nn.MultiheadAttention: 3, nn.Bilinear: 2}.get(type(module), 1)
-
-
-def known(model: nn.Module) -> list[Node]:
+def graph_from_structure(model: nn.Module) -> list[Node]:
     """Read the graph off every Sequential and off torch's Transformer layers."""
     paths = {module: path for path, module in model.named_modules()}  # a module used twice has one name
     chains: list[tuple[list[nn.Module], str]] = []
     inside: set[nn.Module] = set()  # Sequentials that are part of a longer one
     for module, path in paths.items():
-        if ordinary(module, nn.Sequential) and module not in inside:
+        if _is_sequential(module) and module not in inside:
             end = "the model's output" if module is model else f"what follows {path!r}"
             chains.append((list(_members(module, inside)), end))
         for kind, branches in BRANCHES.items():
-            if isinstance(module, kind) and ordinary(module, kind):
+            if isinstance(module, kind) and has_stock_forward(module):
                 chains += [([getattr(module, name) for name in names], "add") for names in branches]
     return [node for members, end in chains for node in _chain(members, end, paths)]
 
 
+def _is_sequential(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) and has_stock_forward(module)
+
+
 def _members(sequential: nn.Module, inside: set[nn.Module]) -> Iterator[nn.Module]:
-    """The members of a Sequential in order, with Sequentials among them taken apart."""
+    """Yield the members of a Sequential in order, with Sequentials among them taken apart."""
     for child in sequential._modules.values():  # children() leaves out the second use of a module
-        if child is not None and ordinary(child, nn.Sequential):
+        if child is not None and _is_sequential(child):
             inside.add(child)
             yield from _members(child, inside)
         elif child is not None and not isinstance(child, nn.Identity):
@@ -91,7 +80,7 @@ def _members(sequential: nn.Module, inside: set[nn.Module]) -> Iterator[nn.Modul
 
 
 def _chain(members: Iterable[Any], end: str, paths: dict[nn.Module, str]) -> list[Node]:
-    """One node per member, each fed by the one before it, and one for what takes the last."""
+    """Return one node per member, each fed by the one before it, and one for what takes the last."""
     nodes: list[Node] = []
     for member in members:
         kind = role(member) if isinstance(member, nn.Module) else "call"

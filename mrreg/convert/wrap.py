@@ -7,12 +7,13 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
+from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import Structure, find_targets
 from mrreg.masks.thin_mask import thin_mask
 from mrreg.masks.thin_model import uninstall
-from mrreg.module_utils import common, holders, join, within
+from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
 
@@ -24,7 +25,7 @@ def mask(
     *,
     parameters: Iterable[str | Tensor] | None = None,
     structure: Structure = "weight",
-    rescale: bool = False,
+    rescale: bool | None = None,
     boost: float | None = None,
 ) -> nn.Module:
     """Wrap the modules of a model that patterns name in `MultirateMask`, in place.
@@ -35,7 +36,7 @@ def mask(
 
     Args:
         model: Any module. It is changed in place and returned; where the model itself is named (`""`), its wrapper is.
-        patterns: From names or glob patterns of modules to p, the chance to be slow.
+        patterns: From names or glob patterns of modules to p, the probability of being slow.
         k: Steps per cycle, at least 1. Paper: k.
         parameters: As in `MultirateMask`, for every module.
         structure: As in `MultirateMask`.
@@ -61,6 +62,7 @@ def mask(
         raise invalid_argument(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
     if not patterns:
         raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+    register_linear_layers(WHERE, model)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
     search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
@@ -79,7 +81,7 @@ def mask(
     def wrapper(module: nn.Module, p: float) -> MultirateMask:
         return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
 
-    return replace(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
+    return replace_modules(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -106,7 +108,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     check_model("unwrap", model)
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
-    plain = replace("unwrap", model, {mask: mask.module for mask in masks})
+    plain = replace_modules("unwrap", model, {mask: mask.module for mask in masks})
     for module in [module for module in plain.modules() if thin_mask(module) is not None]:
         uninstall(module)
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
@@ -116,16 +118,14 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_model(where: str, model: object) -> None:
-    """Masks are put into modules of Python whose parameters have a shape."""
+    """Refuse what masks cannot be put into: scripted modules, and parameters that have no shape yet."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
-    lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
-        raise invalid_state(where, f"the model has no shape yet for {quoted(lazy)}", "Run one forward first.")
+    check_materialized(where, "model", model)
 
 
-def replace(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Put each value wherever its key is a child, and return what stands for the model itself."""
+def replace_modules(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put each value in the place of its key, wherever that is a child; return what stands for the model itself."""
     parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
     if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it
         raise invalid_state(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
@@ -151,7 +151,7 @@ class _Search:
         self.fits = fits
 
     def matching(self, pattern: str) -> list[nn.Module]:
-        """The modules that a name or pattern means: itself, or the innermost that have something to mask."""
+        """Return the modules that a name or pattern means: itself, or the innermost that have something to mask."""
         if pattern in self.names:
             return [self.names[pattern]]
         hits = {
@@ -178,7 +178,7 @@ class _Search:
         return [module for module in hits if module in fitting and not any(m in fitting for m in _inside(module))]
 
     def refuse_nested(self, chosen: set[nn.Module]) -> None:
-        """No mask inside a mask, and none on a layer that is read but never called."""
+        """Refuse a mask inside a mask, and one on a layer that is read but never called."""
         masked = chosen | {module for module in self.path if isinstance(module, MultirateMask)}
         for outer in masked:
             clash = [inner for inner in _inside(outer) if inner in masked and chosen & {inner, outer}]
@@ -193,7 +193,7 @@ class _Search:
                 raise invalid_argument(ValueError, WHERE, "patterns", rule, self.path[module.out_proj], remedy)
 
     def refuse_tied(self, module: nn.Module, parameters: Iterable[str]) -> None:
-        """A masked tensor belongs to the wrapped module alone: others would use it without the mask."""
+        """Refuse a masked tensor that other modules have too: they would use it without the mask."""
         path = self.path[module]
         for name in parameters:
             owners = self.holders[id(module.get_parameter(name))]
@@ -206,5 +206,5 @@ class _Search:
 
 
 def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules below one."""
+    """Yield the modules inside a module."""
     return islice(module.modules(), 1, None)

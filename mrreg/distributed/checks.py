@@ -1,4 +1,4 @@
-"""Data parallelism that a multirate training would hang in or drift apart in, found where its objects are handed over.
+"""Refusal of data parallelism in which a multirate training would hang or its ranks would drift apart.
 
 DistributedDataParallel waits for a gradient of every parameter unless told otherwise, and averages for ever only what
 was trainable when it was built. Neither is visible to an optimizer, so wrappers are asked.
@@ -18,11 +18,11 @@ DDP = nn.parallel.DistributedDataParallel
 SHARD_OUTSIDE = "Apply fully_shard to the MultirateMask or to a module around it."
 ENGINES = ("torch.distributed.", "deepspeed.runtime", "fairscale.", "megatron.", "colossalai.")
 
-_left_out: "weakref.WeakKeyDictionary[nn.Module, frozenset[int]]" = weakref.WeakKeyDictionary()
+_unaveraged: "weakref.WeakKeyDictionary[nn.Module, frozenset[int]]" = weakref.WeakKeyDictionary()
 
 
 def check_model(where: str, model: nn.Module, switches: bool) -> None:
-    """Refuse a model in a wrapper that does not fit; `switches` says whether parameters will be without gradients."""
+    """Refuse a model in a wrapper that does not fit; with `switches`, parameters will be without gradients."""
     for module in model.modules():
         if _is_fsdp1(module):
             raise _fsdp1(where, "model")
@@ -41,7 +41,7 @@ def check_wrapper(where: str, wrapper: DDP, switches: bool) -> None:
 
 def check_averaged(where: str, wrappers: Iterable[DDP], trained: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse parameters that train in a wrapper and had requires_grad=False when it was built."""
-    left = frozenset().union(*map(left_out, wrappers))
+    left = frozenset().union(*map(unaveraged, wrappers))
     lost = [name for name, p in trained if id(p) in left] if left else []
     if lost:
         problem = (
@@ -52,17 +52,17 @@ def check_averaged(where: str, wrappers: Iterable[DDP], trained: Iterable[tuple[
         raise invalid_state(where, problem, remedy)
 
 
-def left_out(wrapper: DDP) -> frozenset[int]:
-    """Ids of the parameters in a wrapper whose gradients it does not average: fixed at its construction."""
-    if wrapper not in _left_out:
+def unaveraged(wrapper: DDP) -> frozenset[int]:
+    """Return the ids of parameters whose gradients a wrapper never averages: fixed at its construction."""
+    if wrapper not in _unaveraged:
         buckets = wrapper.reducer._get_zeros_like_grad_buckets()
         averaged = {id(p) for bucket in buckets for p in bucket.parameters()}
-        _left_out[wrapper] = frozenset(map(id, wrapper._module_parameters)) - averaged
-    return _left_out[wrapper]
+        _unaveraged[wrapper] = frozenset(map(id, wrapper._module_parameters)) - averaged
+    return _unaveraged[wrapper]
 
 
 def wrappers_of(where: str, params: set[Tensor]) -> list[DDP]:
-    """The wrappers around some of the parameters; torch keeps no list of them, and an optimizer sees no module."""
+    """Find the wrappers around some of the parameters; torch keeps no list of them, and an optimizer sees no module."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return []
     ours = [each for each in _modules() if not params.isdisjoint(each.parameters())]
@@ -72,7 +72,7 @@ def wrappers_of(where: str, params: set[Tensor]) -> list[DDP]:
 
 
 def _modules() -> Iterator[nn.Module]:
-    """All living wrappers."""
+    """Yield all living wrappers."""
     for each in gc.get_objects():
         if issubclass(type(each), nn.Module) and (issubclass(type(each), DDP) or _is_fsdp1(each)):
             yield each
@@ -88,7 +88,7 @@ def _fsdp1(where: str, argument: str) -> TypeError:
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """Whether `fully_shard` or FSDP1 was applied to this very module."""
+    """Tell if `fully_shard` or FSDP1 was applied to this very module."""
     return any(kind.__name__ in {"FSDPModule", "FullyShardedDataParallel"} for kind in type(module).__mro__)
 
 
@@ -101,23 +101,23 @@ def check_engine(where: str, argument: str, optimizer: object) -> None:
             raise invalid_argument(TypeError, where, argument, rule, type(optimizer).__name__, remedy)
 
 
-class ParallelWatch:
+class DDPGuard:
     """Refuses DistributedDataParallel where it would wait for gradients that never come, or never average them."""
 
     def __init__(self, where: str, groups: list[dict[str, Any]], slow: Iterable[Tensor]) -> None:
         self._where = where
         self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
-        self.look(groups, slow)
+        self.find_wrappers(groups, slow)
 
-    def look(self, groups: list[dict[str, Any]], slow: Iterable[Tensor]) -> None:
-        """Find the wrappers around parameters, before the first step again: torch tells nobody of them."""
+    def find_wrappers(self, groups: list[dict[str, Any]], slow: Iterable[Tensor]) -> None:
+        """Find the wrappers around parameters; again before the first step, since a model may be wrapped late."""
         slow = set(slow)
         for wrapper in wrappers_of(self._where, {p for group in groups for p in group["params"]}):
             check_wrapper(self._where, wrapper, switches=not slow.isdisjoint(wrapper.parameters()))
             self._wrappers.add(wrapper)
         self._refuse(slow)
 
-    def check(self, due: list[dict[str, Any]]) -> None:
+    def check_gradients(self, due: list[dict[str, Any]]) -> None:
         """Refuse gradients that a wrapper does not average, of parameters that somebody has unfrozen since."""
         if self._wrappers:
             self._refuse(p for group in due for p in group["params"] if p.grad is not None)

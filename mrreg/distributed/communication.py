@@ -1,4 +1,4 @@
-"""Communication of DistributedDataParallel that shrinks with the phase."""
+"""A communication hook for DistributedDataParallel that sends the gradients of due parameters only."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from torch.futures import Future
 
 
 def reduce_due(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Tensor]:
-    """Average over the ranks only the gradients of parameters that are due: a hook for DistributedDataParallel.
+    """Average gradients over the ranks, but only those of parameters that are due: a hook for DistributedDataParallel.
 
     A fast step then sends the fast part's gradients alone, so that a cycle of k steps sends k * |theta_F| + |theta_S|
     entries instead of k * |theta|. The gradients are those of plain DistributedDataParallel: bit for bit on two ranks,

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
-from mrreg.masks.base import Mask
+from mrreg.masks.base import CyclicMask
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast
 from mrreg.masks.thin_mask import thin_mask
@@ -141,7 +141,7 @@ def _real(optimizer: Any) -> Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-def _masks(model: nn.Module) -> Iterator[tuple[str, Mask]]:
+def _masks(model: nn.Module) -> Iterator[tuple[str, CyclicMask]]:
     """The masks of a model in module order, none of them attached already."""
     each = [(name, m if isinstance(m, MultirateMask) else thin_mask(m)) for name, m in model.named_modules()]
     found = [(name, mask) for name, mask in each if mask is not None]
@@ -171,7 +171,7 @@ def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
             raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
-def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: Mask) -> int | None:
+def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: CyclicMask) -> int | None:
     """Which optimizer has a mask's parameters; None if they are frozen and in no optimizer."""
     _refuse_ties(model, mask)
     owners: dict[int | None, list[str]] = {}
@@ -206,14 +206,15 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
     return None
 
 
-def _refuse_ties(model: nn.Module, mask: Mask) -> None:
+def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
     """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
-    inside, called = (
-        {id(p) for _, p in mask._masked_parameters()},
-        mask if isinstance(mask, nn.Module) else mask._root(),
-    )
-    inner = "module" if called is mask else ""
-    places = [join(path, inner) for path, m in model.named_modules(remove_duplicate=False) if m is called]
+    inside = {id(p) for _, p in mask._masked_parameters()}
+    wrapper = mask if isinstance(mask, MultirateMask) else None
+    modules = list(model.named_modules(remove_duplicate=False))
+    if wrapper is None:
+        places = [path for path, module in modules if module is mask._root()]
+    else:
+        places = [join(path, "module") for path, module in modules if module is wrapper]
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):

@@ -13,7 +13,7 @@ class ForwardRan:
     masked = False
 
 
-class Mask:
+class CyclicMask:
     """Turns the clock of an optimizer into the phase of a cycle: what is slow, and whether forwards are masked now."""
 
     p: float  # share of slow entries or units; the largest, where there are several

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from mrreg.masks.functional_call import functional_call
-from mrreg.module_utils import parameter
+from mrreg.module_utils import is_stock, parameter
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
@@ -63,18 +63,15 @@ def unnoticed(module: nn.Module) -> bool:
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
     """
-    return all(map(ordinary, module.modules()))
+    return all(map(is_plain, module.modules()))
 
 
-def ordinary(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        return False
-    if "forward" in module.__dict__ or not type(module).__module__.startswith("torch.nn.modules."):
-        return False
     if module.__dict__.get("groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
-    return all(type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
+    plain = (type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
+    return is_stock(module) and all(plain)
 
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:

@@ -74,11 +74,6 @@ class MaskBuffers:
     def __init__(self) -> None:
         self.bits, self.values, self.gradients = ReusableBuffer(), ReusableBuffer(), ReusableBuffer()
 
-    def has_made(self, grad: Tensor) -> bool:
-        """Whether a gradient lies in this memory."""
-        address = self.values.address, self.gradients.address
-        return any(address) and grad.data_ptr() in address
-
 
 Mask = tuple[Tensor, float, MaskBuffers]  # how a parameter is masked: bits, the factor of what is kept, and memory
 

@@ -1,27 +1,27 @@
 """A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.distributed.sharding import cut, is_sharded
-from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state, quoted
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state
 from mrreg.masks import compact_forward as compact
-from mrreg.masks import fast_linear as linear
-from mrreg.masks.base import ForwardRan, Mask
-from mrreg.masks.checkpoint_guard import refuse_checkpointing
+from mrreg.masks.base import CyclicMask, ForwardRan
 from mrreg.masks.functional_call import functional_call
-from mrreg.masks.masked_tensor import MaskBuffers, as_floats, bits_dtype, masked
+from mrreg.masks.masked_tensor import Mask, MaskBuffers, as_floats, bits_dtype, masked
 from mrreg.masks.sampling import Key, draw_bits, draw_units
 from mrreg.masks.targets import STRUCTURES, MaskTarget, Structure, find_targets
 from mrreg.masks.wrapper import Wrapper
-from mrreg.module_utils import parameter
+from mrreg.module_utils import check_materialized, parameter
 
 WHERE = "MultirateMask"
+LINEAR_FORWARD = nn.Linear.forward  # others may patch the class later
 
 
 def _true_or_false(rescale: object) -> bool:
@@ -37,7 +37,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while 
 }
 
 
-class MultirateMask(Wrapper, Mask):
+class MultirateMask(Wrapper, CyclicMask):
     """Wraps a module; a random subset of its weights is at zero on all but the last step of a cycle.
 
     It replaces nn.Dropout. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
@@ -60,7 +60,8 @@ class MultirateMask(Wrapper, Mask):
         structure: What is drawn: "weight" for single entries; "input" or "output" for whole units of each layer,
             exactly round(p * units) of them; "hidden" for the units between the two layers of
             Sequential(Linear, activation, Linear) or of the feed-forward half of a Transformer layer.
-        rescale: Divide the kept weights by 1 - p on masked steps.
+        rescale: Divide the kept weights by 1 - p on masked steps. None: for whole units, as nn.Dropout does, and not
+            for single weights, as in the paper.
         boost: Factor of the slow step; None means k. Paper: h_S / h_F.
 
     Shape:
@@ -102,7 +103,7 @@ class MultirateMask(Wrapper, Mask):
         *,
         parameters: Iterable[str | Tensor] | None = None,
         structure: Structure = "weight",
-        rescale: bool = False,
+        rescale: bool | None = None,
         boost: float | None = None,
     ) -> None:
         super().__init__()
@@ -110,8 +111,8 @@ class MultirateMask(Wrapper, Mask):
         if not isinstance(structure, str) or structure not in STRUCTURES:
             kind = ValueError if isinstance(structure, str) else TypeError
             raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
-        self.p, self.k, self.boost, self.rescale = p, k, boost, rescale
-        self.structure = structure
+        self.p, self.k, self.boost, self.structure = p, k, boost, structure
+        self.rescale = structure != "weight" if rescale is None else rescale
         self.targets = find_targets(module, parameters, structure)
         self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
         self._detach()
@@ -156,11 +157,10 @@ class MultirateMask(Wrapper, Mask):
         for t in self.targets:
             values[t.name] = value = parameter(module, t.name)
             masks[t.name] = self._forward_bits(t.name, value), self._scale(t), self._mask_buffers[t.name]
-        if "weight" in masks and linear.is_bare(module, args, kwargs):
-            return linear.forward(module, args[0], masks)
+        if "weight" in masks and _is_bare_linear(module, args, kwargs):
+            return _bare_linear(module, args[0], masks)
         weights = {name: masked(value, *masks[name]) for name, value in values.items()}
-        with refuse_checkpointing(module, weights.values()) as check:
-            return check(functional_call(weights, module, args, kwargs))
+        return functional_call(weights, module, args, kwargs)
 
     def _forward_bits(self, name: str, value: Tensor) -> Tensor:
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""
@@ -271,12 +271,27 @@ class MultirateMask(Wrapper, Mask):
         return self
 
 
+def _is_bare_linear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return True for one matrix product that nobody watches: a module call would cost more than the mask."""
+    if type(module) is not nn.Linear or nn.Linear.forward is not LINEAR_FORWARD or kwargs or len(args) != 1:
+        return False
+    return compact.is_plain(module) and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def _bare_linear(module: nn.Module, x: Tensor, masks: Mapping[str, Mask]) -> Tensor:
+    """Return the output of a Linear whose weight, and maybe bias, is masked."""
+    bias: Tensor | None = module._parameters["bias"]
+    if bias is not None and "bias" in masks:
+        bias = masked(bias, *masks["bias"])
+    weight = masked(parameter(module, "weight"), *masks["weight"], grad_is_exclusive=True)
+    return functional.linear(x, weight, bias)
+
+
 def _check_module(module: object) -> None:
     """Masks wrap modules, and do not nest."""
     if not isinstance(module, nn.Module):
         raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
-    if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
-        raise invalid_state(WHERE, f"the module has no shape yet for {quoted(lazy)}", "Run one forward first.")
+    check_materialized(WHERE, "module", module)
     for name, inner in module.named_modules():
         if is_fully_sharded(inner):
             rule = "without fully_shard inside"

@@ -15,16 +15,17 @@ from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
-from mrreg.masks.base import Mask
+from mrreg.masks.base import CyclicMask
 from mrreg.masks.frozen_entries import (
     GRADIENT,
     FrozenEntries,
     Group,
+    MaskedGradient,
     has_slow_grad,
     is_static_without_grad,
+    mask_gradient,
     update_source,
 )
-from mrreg.masks.grad_masking import MaskedGradient, mask_gradient
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.thin_mask import ThinMask
 from mrreg.masks.thin_step import Call, ThinStep
@@ -62,7 +63,7 @@ class MaskStepHooks:
 
     def __init__(self, optimizer: Optimizer, seed: int) -> None:
         self.seed = seed
-        self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
+        self.masks: list[tuple[CyclicMask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
         self.thin = ThinStep()
         self.optimizer = weakref.ref(optimizer, self._orphaned)
@@ -177,7 +178,7 @@ class MaskStepHooks:
         path, bits = update_source(optimizer, group), mask._bits[name]
         if mask._masking and not mask._forward_ran.masked and not grads_may_change:  # else the last step's gradient
             _warn_unread(mask, name, p, bits)
-        if mask._masking and (lent := mask_gradient(p, bits, mask._mask_buffers[name])):
+        if mask._masking and (lent := mask_gradient(p, bits, mask._mask_buffers[name].values)):
             self.lent.append(lent)
         if (path == GRADIENT and not grads_may_change) if mask._masking else mask.boost == 1:
             return  # zero times anything, or an ordinary step
@@ -204,7 +205,7 @@ class MaskStepHooks:
     def _give_back(self) -> None:
         """Put the gradients back that were masked in a copy."""
         while self.lent:
-            self.lent.pop().give_back()
+            self.lent.pop().restore()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""

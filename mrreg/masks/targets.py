@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.errors import invalid_argument, quoted, unknown_name
+from mrreg.masks.layer_registry import registered_layout
 
 Structure = Literal["weight", "input", "output", "hidden"]
 STRUCTURES = get_args(Structure)
@@ -178,6 +179,9 @@ def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str
 
 def _layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> UnitLayout | None:
     """Where a layer type keeps its input or output units; None where that is not one dimension."""
+    if (declared := registered_layout(layer)) is not None:
+        dims = declared.get(leaf, ())
+        return UnitLayout(value.shape[dims.index(structure)], dims.index(structure)) if structure in dims else None
     for kinds, find in LAYOUTS:
         if isinstance(layer, kinds):
             return find(layer, leaf, value.shape, structure == "output")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import invalid_state
-from mrreg.masks.checkpoint_guard import refuse_checkpointing
+from mrreg.masks.checkpoint_guard import CheckpointGuard
 from mrreg.masks.thin_mask import WHERE, ThinMask, ThinTensor
 
 Forward = Callable[..., Any]
@@ -26,12 +26,14 @@ class ThinForward:
     def __init__(self, mask: ThinMask, model: nn.Module) -> None:
         self._mask, self._model = mask, model
         self.thread = get_ident()
+        self._guard = CheckpointGuard()
         self._gathered: dict[ThinTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
         self._tables: list[ThinTable] = []
         self._attributes: list[tuple[dict[str, Any], str, Any]] = []
 
     def show(self, tensor: ThinTensor, value: Tensor) -> Tensor:
         """Return the kept entries of a parameter or buffer."""
+        self._guard.note_read()
         found = self._gathered.get(tensor)
         if found is not None and found[0] is value:
             return found[1]
@@ -39,14 +41,21 @@ class ThinForward:
             remedy = "Apply fully_shard to modules that the forward calls."
             raise invalid_state(WHERE, f"{tensor.name!r} is still sharded in the forward", remedy)
         small = tensor.gather(value)
+        if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
+            small.__dict__.update(attributes)
         self._gathered[tensor] = value, small
         return small
 
-    def __enter__(self) -> None:
+    def check(self, output: Any) -> None:
+        """Raise if a reentrant checkpoint inside the forward has read kept entries."""
+        self._guard.check_output(output, (small for _, small in self._gathered.values()))
+
+    def __enter__(self) -> Self:
         self._mask.running = self
         for module, kind, tensors in self._mask.places(self._model):
             self._tables.append(ThinTable(module, kind, tensors, self))
         self._set_attributes()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._mask.running = None
@@ -142,10 +151,14 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
     if not masked:
         with mask.lock if mask.overrides else nullcontext():
             return forward(model, *args, **kwargs)
+    if "_is_replica" in vars(model):
+        problem = "nn.DataParallel copies the model at every forward, and copies cannot leave units out"
+        raise invalid_state(WHERE, problem, "Use DistributedDataParallel.")
     mask._forward_ran.masked = True
-    probe = torch.zeros((), requires_grad=True) + 0  # every node of this forward comes after its own
-    with mask.lock, ThinForward(mask, model), refuse_checkpointing(model, [probe]) as check:
-        return check(forward(model, *args, **kwargs))
+    with mask.lock, ThinForward(mask, model) as running:
+        output = forward(model, *args, **kwargs)
+        running.check(output)
+        return output
 
 
 def _run_traced(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded, window
 from mrreg.errors import check_int, check_number, invalid_argument
-from mrreg.masks.base import ForwardRan, Mask
+from mrreg.masks.base import CyclicMask, ForwardRan
 from mrreg.masks.kept_entries import KeptEntries, gather
 from mrreg.masks.masked_tensor import ReusableBuffer
 from mrreg.masks.sampling import draw_kept
@@ -77,7 +77,7 @@ class ThinTensor:
 Place = tuple[nn.Module, str, dict[str, ThinTensor]]
 
 
-class ThinMask(Mask):
+class ThinMask(CyclicMask):
     """The mask of a thin model: groups of units, of which some are absent on all but the last step of a cycle.
 
     Args:

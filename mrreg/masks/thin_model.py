@@ -67,7 +67,7 @@ def uninstall(model: nn.Module) -> None:
     model.__class__ = plain
     for module in model.modules():
         if type(module) is MultiheadAttention:
-            module.__class__ = nn.MultiheadAttention
+            module.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
 
 
 @functools.cache

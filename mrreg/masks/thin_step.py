@@ -25,6 +25,7 @@ class ThinLeaf:
         self.parameter = parameter
         self._memory: dict[str, Tensor] = {}  # of what has been gathered, to gather into again
         self._leaf = nn.Parameter(local(parameter)[:0])
+        self._gradient: Tensor | None = None  # the parameter's, during a step
 
     def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, entries: KeptEntries) -> None:
         """Put the kept entries into the place of the parameter."""
@@ -38,7 +39,7 @@ class ThinLeaf:
         self._leaf.data = self._take("", p)
         self._leaf.requires_grad = p.requires_grad
         self._leaf.grad = self._take("grad", grad)
-        self._versions = self._leaf.grad._version
+        self._version = self._leaf.grad._version
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
         self._state = {
             name: self._take(name, value) if _by_entry(name, value, p) else value
@@ -60,14 +61,15 @@ class ThinLeaf:
     def leave(self, optimizer: Optimizer, completed: bool) -> None:
         """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
         self.hide(optimizer)
+        gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
         if self.parameter.grad is None:
-            self.parameter.grad = self._gradient
+            self.parameter.grad = gradient
         if not completed:
             return
         self._entries.put(self._leaf.detach(), local(self.parameter))
-        grad = self._leaf.grad
-        if grad is not None and grad._version != self._versions:  # such as unscaled by a fused step
-            self._entries.put(grad, local(self._gradient))
+        small = self._leaf.grad
+        if small is not None and small._version != self._version and gradient is not None:  # unscaled by a fused step
+            self._entries.put(small, local(gradient))
         if self._state:
             whole = optimizer.state[self.parameter]
             values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
@@ -132,10 +134,10 @@ class ThinStep:
             self._inside.pop().leave(optimizer, completed=True)
         while self._moving:
             tensor, parameter, before, boost = self._moving.pop()
-            here = local(parameter)
-            backwards = before.sub_(here)
-            tensor.entries(parameter).clear(backwards)
-            here.sub_(backwards, alpha=boost - 1)
+            here, entries = local(parameter), tensor.entries(parameter)
+            kept = entries.take(here)
+            torch.lerp(before, here, boost, out=here)
+            entries.put(kept, here)
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""

@@ -1,4 +1,4 @@
-"""The mean or the sum of a part's gradients over its cycle, in place of the sync step's own."""
+"""Accumulation of a slow part's gradients over its cycle, for gradient="mean" and "sum"."""
 
 import torch
 from torch import Tensor
@@ -6,48 +6,50 @@ from torch import Tensor
 from mrreg.distributed.sharding import any_nonzero
 from mrreg.optim.drift import Group, State
 
-GATHERED = "gathered"  # the gradients since the last sync step, summed: one buffer per parameter
+GATHERED = "gathered"  # sum of the gradients since the last sync step: one buffer per parameter
 
 
-def begin(group: Group, state: State) -> None:
-    """Begin with nothing: between two steps the sum is always there, since checkpoints may know no new names."""
+def ensure_accumulators(group: Group, state: State) -> None:
+    """Begin with zeros: checkpoint formats that load in place know only the names that are there."""
     if group["gradient"] != "sync" and group["period"] > 1:
         for p in group["params"]:
-            if own := state.get(p):
-                own.setdefault(GATHERED, torch.zeros_like(p))
+            if param_state := state.get(p):
+                param_state.setdefault(GATHERED, torch.zeros_like(p))
 
 
-def gather(group: Group, state: State) -> None:
+def accumulate(group: Group, state: State) -> None:
     """Add the gradients of a step between two sync steps."""
     for p in group["params"]:
         if p.grad is not None:
-            own = state[p]
-            own[GATHERED] = own[GATHERED].add_(p.grad) if GATHERED in own else p.grad.clone()
+            param_state = state[p]
+            sums = param_state.get(GATHERED)
+            param_state[GATHERED] = p.grad.clone() if sums is None else sums.add_(p.grad)
 
 
-class Gathered:
-    """At a sync step, puts what was gathered where the base reads the gradient; `give_back` undoes that."""
+class AccumulatedGradients:
+    """Accumulated gradients in the place of the current ones for one step of the base; `restore` undoes that."""
 
     def __init__(self, group: Group, state: State, steps: int) -> None:
         self._group, self._state = group, state
-        self._own: list[tuple[Tensor, Tensor | None]] = []
+        self._replaced: list[tuple[Tensor, Tensor | None]] = []
         if steps > 1:
             for p in group["params"]:
-                # What was gathered leaves the state, since Adam takes an empty one for its first step.
-                self._put(p, (state.get(p) or {}).pop(GATHERED, None), steps if group["gradient"] == "mean" else 1)
+                # The sum leaves the state meanwhile, since Adam takes an empty one for its first step.
+                sums = (state.get(p) or {}).pop(GATHERED, None)
+                self._replace(p, sums, steps if group["gradient"] == "mean" else 1)
 
-    def _put(self, p: Tensor, total: Tensor | None, steps: int) -> None:
-        """One parameter; a step without a gradient counts as one with gradient zero, but not where all steps are."""
+    def _replace(self, p: Tensor, total: Tensor | None, steps: int) -> None:
+        """Set one gradient; a missing one counts as zero, but a parameter that had none at all is skipped."""
         grad = p.grad
         if grad is None and total is not None and not any_nonzero(total):
             return
         total = grad if total is None else total if grad is None else total.add_(grad)
         if total is not None:
-            self._own.append((p, grad))
+            self._replaced.append((p, grad))
             p.grad = total / steps
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         """Let the user find the gradient of this step where it was."""
-        for p, grad in self._own:
+        for p, grad in self._replaced:
             p.grad = grad
-        begin(self._group, self._state)
+        ensure_accumulators(self._group, self._state)

@@ -38,8 +38,8 @@ class MultirateAdamW(Multirate):
         foreach: As in torch.
         capturable: As in torch.
         fused: As in torch.
-        drift: Whether the slow part keeps moving between its gradients (Algorithm 1) or moves k times as far at once
-            (Algorithm 2).
+        drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far at
+            once (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
             "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
             It becomes the "lr" of the slow groups, so schedulers scale it; a group's own "lr" goes before a number.

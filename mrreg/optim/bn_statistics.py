@@ -1,4 +1,4 @@
-"""When the running statistics of BatchNorm layers in slow parts move."""
+"""Policies for the running statistics of BatchNorm layers in slow parts."""
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,13 +19,14 @@ KEY = "batch_norm"  # in every parameter group
 STATISTICS = ("every", "sync", "never")
 
 
-class Gate:
+class StatisticsGate:
     """Hooks around the forward of one layer, which is as its user left it before and after."""
 
     def __init__(self) -> None:
-        self.moves, self.batch = True, True  # in training: statistics move; the batch's own normalize it
+        self.moves = True  # statistics move in training
+        self.batch = True  # the batch's own statistics normalize it
         self.handles: list[RemovableHandle] = []
-        self._off = ""  # what is switched off for the forward in progress
+        self._off = ""  # name of the attribute that is False for the forward in progress
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
         """Set the layer for one forward; in evaluation mode there is nothing to set."""
@@ -41,31 +42,31 @@ class Gate:
             setattr(layer, self._off, True)
             self._off = ""
 
-    def __reduce__(self) -> tuple[type["Gate"], tuple[()]]:
-        return Gate, ()  # no optimizer drives a copy of the model
+    def __reduce__(self) -> tuple[type["StatisticsGate"], tuple[()]]:
+        return StatisticsGate, ()  # no optimizer drives a copy of the model
 
 
 class Statistics:
-    """What `batch_norm` returns: `remove()` gives the layers back to torch; also a context manager."""
+    """Handle of `batch_norm`: `remove()` gives the layers back to torch; also a context manager."""
 
     def __init__(self, optimizer: Multirate, layers: Mapping[str, tuple[nn.Module, list[int]]], policy: str) -> None:
         self.layers = tuple(layers)
         self.statistics = policy
-        self._gates = [(Gate(), owners) for _, owners in layers.values()]
+        self._gates = [(StatisticsGate(), owners) for _, owners in layers.values()]
         for (gate, _), (layer, _) in zip(self._gates, layers.values(), strict=True):
             after = layer.register_forward_hook(gate.after, always_call=True)
             gate.handles = [layer.register_forward_pre_hook(gate.before), after]
         self._handles = [
-            optimizer.register_step_post_hook(self._turn),
+            optimizer.register_step_post_hook(self._set_phase),
             optimizer.register_load_state_dict_pre_hook(_check),
             optimizer.register_load_state_dict_post_hook(self._loaded),
         ]
         self._optimizer = weakref.ref(optimizer)
-        self._end = weakref.finalize(optimizer, _open, [gate for gate, _ in self._gates])
+        self._end = weakref.finalize(optimizer, _remove_hooks, [gate for gate, _ in self._gates])
         self._end.atexit = False
         for group in optimizer.param_groups:
             group[KEY] = policy
-        self._turn(optimizer)
+        self._set_phase(optimizer)
 
     def remove(self) -> None:
         """Leave the optimizer and the model without a trace; a second call does nothing."""
@@ -85,14 +86,14 @@ class Statistics:
         self.remove()
 
     def _loaded(self, optimizer: Optimizer) -> None:
-        """After a load, take its policy; what was saved without one leaves ours."""
+        """Take the policy of a loaded state, if it has one."""
         self.statistics = optimizer.param_groups[0].get(KEY, self.statistics)
         for group in optimizer.param_groups:
             group[KEY] = self.statistics
-        self._turn(optimizer)
+        self._set_phase(optimizer)
 
-    def _turn(self, optimizer: Optimizer, *_: Any) -> None:
-        """After a step, set every layer for the phase that the groups say."""
+    def _set_phase(self, optimizer: Optimizer, *_: Any) -> None:
+        """Set every layer for the phase that the groups say."""
         groups = optimizer.param_groups
         for gate, owners in self._gates:
             due = any(groups[i]["clock"] == groups[i]["next_sync"] for i in owners)
@@ -168,7 +169,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
 
 
 def _engine(optimizer: Any) -> Multirate:
-    """The `Multirate` in what the user holds."""
+    """Find the `Multirate` in what the user holds."""
     inner = optimizer
     while not isinstance(inner, Multirate):
         inner = getattr(inner, "optimizer", None)
@@ -179,7 +180,7 @@ def _engine(optimizer: Any) -> Multirate:
 
 
 def _check(_: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Refuse a policy that is none."""
+    """Refuse an unknown policy."""
     found = [group[KEY] for group in saved.get("param_groups", ()) if KEY in group]
     if any(each not in STATISTICS or each != found[0] for each in found):
         values = found if len(found) > 1 else found[0]
@@ -188,7 +189,7 @@ def _check(_: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[int]]]:
-    """The slow BatchNorm layers with running statistics, each with the parameter groups that it belongs to."""
+    """Yield the slow BatchNorm layers with running statistics, each with the indices of its parameter groups."""
     groups = optimizer.param_groups
     index = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
     owners = {
@@ -207,19 +208,19 @@ def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[
 
 
 def _has_statistics(name: str, layer: nn.Module) -> bool:
-    """Whether a policy can be for this layer."""
+    """Tell if a policy can be set for this layer."""
     if not isinstance(layer, _BatchNorm):
         return False
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
         raise invalid_state(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
     gates = [getattr(hook, "__self__", None) for hook in layer._forward_pre_hooks.values()]
-    if any(isinstance(gate, Gate) and gate.handles for gate in gates):
+    if any(isinstance(gate, StatisticsGate) and gate.handles for gate in gates):
         raise invalid_state(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
     return layer.track_running_stats and layer.running_mean is not None
 
 
-def _open(gates: Iterable[Gate]) -> None:
-    """Leave the layers to torch."""
+def _remove_hooks(gates: Iterable[StatisticsGate]) -> None:
+    """Give the layers back to torch."""
     for gate in gates:
         for handle in gate.handles:
             handle.remove()

@@ -1,14 +1,14 @@
-"""Looks out for what would silently go wrong around a `Multirate`: cut-off gradients, unfit data parallelism."""
+"""Detection of gradients that are missing between two sync steps, as reentrant checkpointing loses them."""
 
 from torch import Tensor
 
 from mrreg.optim.drift import Group
 
-IDLE_CALLS = 3
+IDLE_CALLS = 3  # calls of `step` in a row without any gradient before it is reported
 
 
-def have_gradient(groups: list[Group]) -> bool:
-    """Whether any parameter has a gradient."""
+def has_gradient(groups: list[Group]) -> bool:
+    """Tell if any parameter has a gradient."""
     for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one
         for p in group["params"]:
             if p.grad is not None:
@@ -16,26 +16,26 @@ def have_gradient(groups: list[Group]) -> bool:
     return False
 
 
-class GradientWatch:
+class MissingGradientDetector:
     """Finds fast parameters that get a gradient only where slow ones do, in the first cycle of a training."""
 
     def __init__(self) -> None:
         self._missing: list[Tensor] | None = None
         self._seen_fast_step = False
-        self._done = False
+        self._reported = False
         self._idle = 0
 
-    def complaint(self, groups: list[Group], due: list[Group]) -> str:
-        """What is wrong at this step, once; mostly nothing."""
+    def check_step(self, groups: list[Group], due: list[Group]) -> str:
+        """Return the problem of this step the first time there is one, else nothing."""
         self._idle = 0
-        if self._done:
+        if self._reported:
             return ""
         joint = len(due) == len(groups)
-        if not joint and not have_gradient(due):
-            return self._told("no parameter of the parts that are due got a gradient at this step")
+        if not joint and not has_gradient(due):
+            return self._report("no parameter of the parts that are due got a gradient at this step")
         if joint and self._seen_fast_step and self._missing is not None:
             count, self._missing = len(self._missing), None
-            text = self._told(f"{count} parameters of the fast part got no gradient between two sync steps")
+            text = self._report(f"{count} parameters of the fast part got no gradient between two sync steps")
             return text if count else ""
         if joint:
             fast = [p for group in groups if group["period"] == 1 for p in group["params"]]
@@ -45,14 +45,14 @@ class GradientWatch:
             self._missing = [p for p in self._missing if p.grad is None]
         return ""
 
-    def idle_complaint(self, groups: list[Group]) -> str:
-        """The same for a call without any gradient: one is no step, but many leave slow parts off for ever."""
-        off = len({group["next_sync"] for group in groups}) > 1
-        self._idle += off
-        if self._idle < IDLE_CALLS or self._done:
+    def check_idle_call(self, groups: list[Group]) -> str:
+        """Report calls without any gradient: one is no step, but many leave slow parts switched off for ever."""
+        waiting = len({group["next_sync"] for group in groups}) > 1
+        self._idle += waiting
+        if self._idle < IDLE_CALLS or self._reported:
             return ""
-        return self._told(f"no parameter got a gradient at {IDLE_CALLS} calls in a row, and slow parts wait")
+        return self._report(f"no parameter got a gradient at {IDLE_CALLS} calls in a row, and slow parts wait")
 
-    def _told(self, text: str) -> str:
-        self._done = True
+    def _report(self, text: str) -> str:
+        self._reported = True
         return text

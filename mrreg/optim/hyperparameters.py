@@ -1,4 +1,4 @@
-"""Options and parameter groups of `MultirateSGD` and `MultirateAdamW`, checked."""
+"""Checks of the options of `MultirateSGD` and `MultirateAdamW`, and their parameter groups."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import inf, isfinite
@@ -17,9 +17,9 @@ SLOW_LR = ("coupled", "per_gradient")
 def make_groups(
     where: str, params: ParamsT, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
 ) -> list[Group]:
-    """The groups with a period each: those of `fast` have 1, those marked slow have k."""
+    """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
     k = check_int(where, "k", k)
-    slow_lr = _rate(where, slow_lr)
+    slow_lr = _slow_rate(where, slow_lr)
     if isinstance(params, Tensor | Mapping | str | nn.Module) or not isinstance(params, Iterable):
         raise invalid_argument(
             TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__
@@ -46,8 +46,8 @@ def make_groups(
     return groups
 
 
-def _rate(where: str, slow_lr: object) -> Any:
-    """A word, or a number."""
+def _slow_rate(where: str, slow_lr: object) -> Any:
+    """Return one of the words, or a number."""
     if not isinstance(slow_lr, str):
         return _number(where, "slow_lr", slow_lr)
     if slow_lr not in SLOW_LR:
@@ -56,7 +56,7 @@ def _rate(where: str, slow_lr: object) -> Any:
 
 
 def _number(where: str, name: str, value: object, below: float = inf) -> Any:
-    """A tensor with a number, or a float; torch's own checks let NaN, infinity, True and NumPy's numbers pass."""
+    """Return a float, or a tensor with one; torch's own checks let NaN, infinity and True pass."""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise invalid_argument(ValueError, where, name, "a number or a tensor with one", value)
     plain = value.item() if isinstance(value, Tensor) else value
@@ -97,12 +97,12 @@ CHECKS: Mapping[str, Callable[[str, str, object], Any]] = {
 
 
 def checked(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the optimizer or of one group; torch checks few of the former and none of the latter."""
+    """Return options of an optimizer or a group; torch checks few of the former and none of the latter."""
     return {name: CHECKS[name](where, name, value) if name in CHECKS else value for name, value in options.items()}
 
 
 def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:
-    """The lr of a slow group; one that the group brings along counts as any other group option does in torch."""
+    """Set the lr of a slow group; one that the group brings along goes first, as in torch."""
     if slow_lr == "per_gradient":
         group["lr"] = lr / period
     elif not isinstance(slow_lr, str):

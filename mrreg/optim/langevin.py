@@ -11,10 +11,9 @@ from torch.optim.sgd import sgd
 
 from mrreg.distributed.sharding import cut, is_sharded, local
 from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.hashing import GOLDEN, WORD, splitmix64
 
 NOT_NEGATIVE = "finite and at least 0"
-GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples repeat in no bit width before all values were used
-MASK = 2**64 - 1
 
 
 class LangevinSGD(torch.optim.Optimizer):
@@ -44,7 +43,7 @@ class LangevinSGD(torch.optim.Optimizer):
             Paper: tau.
         weight_decay: At least 0; added to the gradient. Paper: omega.
         maximize: Climb instead of descend.
-        foreach: Whether to use the multi-tensor update; default: where torch does.
+        foreach: Use the multi-tensor update; default: where torch does.
         seed: Of the noise. Optimizers with equal seeds draw equal noise in parts of equal period: give two optimizers
             different ones, and all ranks of a distributed run the same.
 
@@ -130,7 +129,7 @@ class LangevinSGD(torch.optim.Optimizer):
         return loss
 
     def _move(self, params: list[Tensor], forces: list[Tensor], group: dict[str, Any]) -> None:
-        """Torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
+        """Make torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
         has_momentum = group["momentum"] != 0
         buffers = [self.state[p].get("momentum_buffer") if has_momentum else None for p in params]
         sgd(
@@ -152,21 +151,21 @@ class LangevinSGD(torch.optim.Optimizer):
 
 
 def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
-    """The gradients, with noise at a temperature above 0."""
+    """Return the gradients, with noise at a temperature above 0."""
     grads = [p.grad for p in params if p.grad is not None]
     period = group.get("period") or 1  # None: marked slow by `split`, but stepped by nobody's period
     h = float(group["lr"]) * period
     if group["temperature"] == 0 or h == 0:
         return grads
     scale = math.sqrt(2 * (1 - group["momentum"]) * group["temperature"] / h)
-    seed = _mixed(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & MASK
+    seed = splitmix64(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & WORD
     group["noise_steps"] += 1
     generators = {device: torch.Generator(device).manual_seed(seed) for device in {p.device for p in params}}
     return [_normal(p, generators[p.device]).mul_(scale).add_(g) for p, g in zip(params, grads, strict=True)]
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Entries from N(0, 1); real and imaginary parts each. Of a shard, those that it has in the whole."""
+    """Draw from N(0, 1), real and imaginary parts each. A shard gets the entries that it has in the whole."""
     if is_sharded(like):
         noise = torch.empty_like(like)
         whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
@@ -177,19 +176,8 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     return noise
 
 
-def _mixed(*words: int) -> int:
-    """A 64-bit hash (SplitMix64 over the words), so that streams of neighbouring seeds have nothing in common."""
-    mixed = 0
-    for word in words:
-        mixed = mixed + word + GOLDEN & MASK
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
-        mixed ^= mixed >> 31
-    return mixed
-
-
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """The numbers among the options of a group, checked and as Python's own."""
+    """Return the options of a group with its numbers checked and as Python's own."""
     where = "LangevinSGD"
     lr = options["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:

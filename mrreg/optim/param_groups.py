@@ -1,4 +1,4 @@
-"""Which parameters are fast and which are slow, as parameter groups."""
+"""Division of parameters into fast and slow groups."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -125,7 +125,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
 
 
 def _read(where: str, model: object) -> tuple[list[Group], Names]:
-    """Copies of the groups, each with a list of tensors as "params", and the names of every parameter."""
+    """Copy the groups, each with a list of tensors as "params", and find the names of every parameter."""
     names: Names = {}
     if isinstance(model, nn.Module):
         check_model(where, model, switches=True)
@@ -149,7 +149,7 @@ def _read(where: str, model: object) -> tuple[list[Group], Names]:
 
 
 def _group(where: str, given: object) -> Group:
-    """A copy of one parameter group in the form that torch gives it, duplicates left out."""
+    """Copy one parameter group into the form that torch gives it, without duplicates."""
     if not isinstance(given, Mapping) or "params" not in given:
         raise invalid_argument(TypeError, where, "model", 'all groups with "params", or no groups', _shown(given))
     params = given["params"]
@@ -169,7 +169,7 @@ def _group(where: str, given: object) -> Group:
 
 
 def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iterator[tuple[str, Any, int | None]]:
-    """Argument, choice and period of every part that was asked for."""
+    """Yield argument, choice and period of every part that was asked for."""
     if fast is None and slow is None:
         raise invalid_argument(
             ValueError, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".'
@@ -187,7 +187,7 @@ def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iter
 
 
 def _chosen(where: str, argument: str, choice: object, names: Names) -> list[Tensor]:
-    """The parameters that a choice means, in the order of the model."""
+    """Return the parameters that a choice means, in the order of the model."""
     found: set[Tensor] = set()
     for selector in _flat(where, argument, choice):
         found |= _found(where, argument, selector, names)
@@ -200,7 +200,7 @@ def _chosen(where: str, argument: str, choice: object, names: Names) -> list[Ten
 
 
 def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
-    """The single selectors of a choice, from nested iterables too."""
+    """Yield the single selectors of a choice, from nested iterables too."""
     if isinstance(choice, str | nn.Module | Tensor) or (callable(choice) and not isinstance(choice, type)):
         yield choice
     elif isinstance(choice, Iterable) and not isinstance(choice, Mapping | bytes):
@@ -212,7 +212,7 @@ def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
 
 
 def _found(where: str, argument: str, selector: Selector, names: Names) -> set[Tensor]:
-    """The parameters that one selector means; at least one, except for a frozen parameter that was left out."""
+    """Return the parameters that one selector means: none only for a frozen parameter that was left out."""
     if isinstance(selector, Tensor | nn.Module):
         members = [selector] if isinstance(selector, Tensor) else list(selector.parameters())
         if any(p.requires_grad and p not in names for p in members):
@@ -231,14 +231,14 @@ def _found(where: str, argument: str, selector: Selector, names: Names) -> set[T
 
 
 def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set[Tensor]:
-    """The parameters that have the name or match the pattern, or lie in a module that does."""
+    """Return the parameters that have the name or match the pattern, or lie in a module that does."""
     known: set[str] = set()
     for spell in (str, _plain):  # names as they are come first: a model may really have a part called "module"
         paths = {p: {path for name in aliases for path in _paths(spell(name))} for p, aliases in names.items()}
-        known = {path for own in paths.values() for path in own}
+        known = {path for names_of in paths.values() for path in names_of}
         hits = {path for path in known if path == pattern or fnmatchcase(path, pattern)}
         if hits:
-            return {p for p, own in paths.items() if own & hits}
+            return {p for p, names_of in paths.items() if names_of & hits}
     if not known:
         remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
         raise invalid_argument(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
@@ -247,18 +247,18 @@ def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set
 
 
 def _paths(name: str) -> Iterator[str]:
-    """A name and the names of all modules that it lies in."""
+    """Yield a name and the names of all modules that it lies in."""
     parts = name.split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _plain(name: str) -> str:
-    """A name without the prefixes of wrappers."""
+    """Remove the prefixes of wrappers from a name."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
-    """One group per period in a group, fastest first and those without a number last."""
+    """Divide a group into one per period, fastest first and those without a number last."""
     present = {periods[p] for p in group["params"]}
     for period in sorted(present, key=lambda known: (known is None, known)):
         kept = [i for i, p in enumerate(group["params"]) if periods[p] == period]
@@ -267,17 +267,17 @@ def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
 
 
 def _is_named(item: object) -> bool:
-    """Whether this is an entry of named_parameters()."""
+    """Tell if this is an entry of named_parameters()."""
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], Tensor)
 
 
 def _label(parameter: Tensor, names: Names) -> str:
-    """What a message calls a parameter."""
+    """Return what a message calls a parameter."""
     return next(iter(names[parameter]), None) or str(_shown(parameter))
 
 
 def _shown(value: object) -> object:
-    """A choice in a few words; the repr of a tensor or a module would fill the screen."""
+    """Describe a choice in a few words; the repr of a tensor or a module would fill the screen."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     is_short = isinstance(value, str | float | None) or (

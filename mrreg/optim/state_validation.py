@@ -5,8 +5,7 @@ bases try what they would be given.
 """
 
 import inspect
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from typing import Any
 
@@ -16,45 +15,66 @@ from torch.optim import Optimizer
 
 from mrreg.errors import check_int, invalid_argument, quoted
 from mrreg.optim.accumulation import GATHERED
-from mrreg.optim.base_step import Step, copied, rebuilt
-from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, RESTING, Group, key_of
-from mrreg.optim.sync_clock import AT_START
+from mrreg.optim.base_step import MULTIRATE_STATE_KEYS, Step, class_and_attributes, rebuild, state_for_bases
+from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, Group, direction_key
+from mrreg.optim.sync_clock import INITIAL_CLOCK
 from mrreg.optim.validation import GRADIENTS, check_periods
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
-OURS = (DIRECTION, GATHERED, RESTING)  # what we add to the state of a parameter
-NOT_TRIED = ("params", "foreach", "fused", "capturable", "differentiable")  # how it is computed, wherever that works
-WHOLE = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0, "period": 1, "initial_period": 1}  # at least
+FIXED_OPTIONS = ("period", "initial_period", "gradient", "drift")  # a plain checkpoint lacks them
+UNTRIED_OPTIONS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a step is computed
+LEAST = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0, "period": 1, "initial_period": 1}
 REBUILD = "Build the same parts before loading."
-OTHER = "It is damaged, or of another optimizer."
+DAMAGED = "It is damaged, or of another optimizer."
 
 
-def check_saved(where: str, bases: list[tuple[Optimizer, Step]], saved: dict[str, Any]) -> None:
+def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: Collection[Tensor]) -> None:
+    """Give parameters that train without state an entry beside those with one.
+
+    Without it, torch's `set_state_dict` refuses a fast part of plain SGD beside a slow part that drifts.
+    """
+    if saved["state"]:
+        for saved_group, group in zip(saved["param_groups"], groups, strict=True):
+            for index, p in zip(saved_group["params"], group["params"], strict=True):
+                if p in trained:
+                    saved["state"].setdefault(index, {STATELESS: True})
+
+
+def complete_loaded_state(state: dict[str, Any], current: list[Group]) -> None:
+    """Give groups of a plain checkpoint our options, and drop the entries of parameters without state."""
+    for group, new in zip(current, state["param_groups"], strict=True):
+        known = INITIAL_CLOCK | {key: group[key] for key in FIXED_OPTIONS}
+        new |= {key: value for key, value in known.items() if key not in new}
+    for p in [p for p, param_state in state["state"].items() if STATELESS in param_state]:
+        del state["state"][p]
+
+
+def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: dict[str, Any]) -> None:
     """Refuse a saved state that does not fit."""
-    theirs = _known(where, saved)
+    saved_groups = _groups_of(where, saved)
     count = sum(len(base.param_groups) for base, _ in bases)
-    if len(theirs) != count:
+    if len(saved_groups) != count:
         raise invalid_argument(
-            ValueError, where, "state_dict", f"saved with {count} parameter groups", len(theirs), REBUILD
+            ValueError, where, "state_dict", f"saved with {count} parameter groups", len(saved_groups), REBUILD
         )
     _check_keys(where, saved)
-    remaining = iter(enumerate(theirs))
+    remaining = iter(enumerate(saved_groups))
     merged: list[Group] = []
     for base, step in bases:
         states, new = [], []
-        for mine in base.param_groups:
-            i, their = next(remaining)
-            new.append(_checked(where, f"state_dict['param_groups'][{i}]", mine, their))
-            states.append([_own(saved["state"].get(key)) for key in their["params"]])
-        _rehearse(where, base, step, new, states, len(merged))
-        for i, (group, owns) in enumerate(zip(new, states, strict=True), len(merged)):
-            _check_state(where, f"state_dict['param_groups'][{i}]", base, group, owns)
+        for current in base.param_groups:
+            i, group = next(remaining)
+            new.append(_merged_group(where, f"state_dict['param_groups'][{i}]", current, group))
+            states.append([_param_state(saved["state"].get(key)) for key in group["params"]])
+        _trial_load(where, base, step, new, states, len(merged))
+        for i, (group, group_states) in enumerate(zip(new, states, strict=True), len(merged)):
+            _check_state(where, f"state_dict['param_groups'][{i}]", base, group, group_states)
         merged += new
     _check_clock(where, merged)
 
 
-def _known(where: str, saved: Any) -> list[Group]:
-    """The groups of a saved state that looks like one."""
+def _groups_of(where: str, saved: Any) -> list[Group]:
+    """Return the groups of something that looks like a saved state."""
     rule = "the state_dict() of an optimizer"
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(saved.get(key), kind):
@@ -62,15 +82,17 @@ def _known(where: str, saved: Any) -> list[Group]:
     for group in saved["param_groups"]:
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list):
             raise invalid_argument(ValueError, where, "state_dict", rule, "a parameter group without 'params'")
-    for own in saved["state"].values():
-        if not isinstance(own, Mapping):
-            raise invalid_argument(ValueError, where, "state_dict", rule, f"{own!r} as the state of a parameter")
+    for param_state in saved["state"].values():
+        if not isinstance(param_state, Mapping):
+            raise invalid_argument(
+                ValueError, where, "state_dict", rule, f"{param_state!r} as the state of a parameter"
+            )
     groups: list[Group] = saved["param_groups"]
     return groups
 
 
 def _check_keys(where: str, saved: dict[str, Any]) -> None:
-    """State is of the parameters in the groups."""
+    """Refuse state of parameters that are in no group."""
     known = [key for group in saved["param_groups"] for key in group["params"]]
     plain = all(isinstance(key, int | str) for key in known)
     if not plain or any(isinstance(key, int) and key not in known for key in saved["state"]):
@@ -80,89 +102,88 @@ def _check_keys(where: str, saved: dict[str, Any]) -> None:
         )
 
 
-def _own(state: Any) -> dict[str, Any]:
-    """The saved state of one parameter."""
+def _param_state(state: Any) -> dict[str, Any]:
+    """Return the saved state of one parameter; empty where it trains without any."""
     return {} if not state or STATELESS in state else dict(state)
 
 
-def _checked(where: str, argument: str, mine: Group, their: Group) -> Group:
-    """A group as it would be after loading: with as many parameters, period and kinds of options as at construction."""
-    counts = len(mine["params"]), len(their["params"])
+def _merged_group(where: str, argument: str, current: Group, saved: Group) -> Group:
+    """Return a group as it would be after loading; its size, period and kinds of options stay as constructed."""
+    counts = len(current["params"]), len(saved["params"])
     if counts[0] != counts[1]:
         raise invalid_argument(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
-    for key, least in WHOLE.items():
-        if key in their:
-            check_int(where, f"{argument}[{key!r}]", their[key], least)
-    period = their.get("initial_period", their.get("period", 1))
-    if period != mine["initial_period"]:
+    for key, least in LEAST.items():
+        if key in saved:
+            check_int(where, f"{argument}[{key!r}]", saved[key], least)
+    period = saved.get("initial_period", saved.get("period", 1))
+    if period != current["initial_period"]:
         remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
         raise invalid_argument(
-            ValueError, where, argument, f"saved with period {mine['initial_period']}", period, remedy
+            ValueError, where, argument, f"saved with period {current['initial_period']}", period, remedy
         )
-    for key in mine.keys() & their.keys() - {"params", "param_names"}:
-        if not _is_alike(mine[key], their[key]):
+    for key in current.keys() & saved.keys() - {"params", "param_names"}:
+        if not _is_alike(current[key], saved[key]):
             raise invalid_argument(
-                TypeError, where, f"{argument}[{key!r}]", f"something like {mine[key]!r}", their[key]
+                TypeError, where, f"{argument}[{key!r}]", f"something like {current[key]!r}", saved[key]
             )
-    if their.get("gradient", "sync") not in GRADIENTS:
-        raise invalid_argument(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", their["gradient"])
-    if their.get("drift", mine["drift"]) is not mine["drift"]:
+    if saved.get("gradient", "sync") not in GRADIENTS:
+        raise invalid_argument(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", saved["gradient"])
+    if saved.get("drift", current["drift"]) is not current["drift"]:
         raise invalid_argument(
-            ValueError, where, argument, f"saved with drift={mine['drift']}", their["drift"], REBUILD
+            ValueError, where, argument, f"saved with drift={current['drift']}", saved["drift"], REBUILD
         )
-    ours = {key: mine[key] for key in ("period", "initial_period", "gradient", "drift")}
-    return {**AT_START, **ours, **their, "params": mine["params"]}
+    fixed = {key: current[key] for key in FIXED_OPTIONS}
+    return {**INITIAL_CLOCK, **fixed, **saved, "params": current["params"]}
 
 
-def _is_alike(mine: object, their: object) -> bool:
-    """Whether one option may stand where the other stood, by its kind."""
-    if isinstance(mine, Tensor) or (isinstance(mine, int | float) and not isinstance(mine, bool)):
-        return isinstance(their, int | float) or (isinstance(their, Tensor) and their.numel() == 1)
-    if isinstance(mine, bool):
-        return their is None or isinstance(their, bool)
-    if mine is None:
-        return their is None or isinstance(their, int | float)
-    if isinstance(mine, tuple | list):
-        return isinstance(their, tuple | list) and len(mine) == len(their) and all(map(_is_alike, mine, their))
-    return not isinstance(mine, str) or isinstance(their, str)
+def _is_alike(current: object, saved: object) -> bool:
+    """Tell by its kind if one option may stand where the other stood."""
+    if isinstance(current, Tensor) or (isinstance(current, int | float) and not isinstance(current, bool)):
+        return isinstance(saved, int | float) or (isinstance(saved, Tensor) and saved.numel() == 1)
+    if isinstance(current, bool):
+        return saved is None or isinstance(saved, bool)
+    if current is None:
+        return saved is None or isinstance(saved, int | float)
+    if isinstance(current, tuple | list):
+        return isinstance(saved, tuple | list) and len(current) == len(saved) and all(map(_is_alike, current, saved))
+    return not isinstance(current, str) or isinstance(saved, str)
 
 
 def _check_clock(where: str, groups: list[Group]) -> None:
-    """One clock, which lies between the last and the next sync step of every group, and periods that fit."""
+    """Refuse several clocks, one outside a group's cycle, and periods that do not fit."""
     clocks = [group["clock"] for group in groups]
     if clocks.count(clocks[0]) < len(clocks):
         raise invalid_argument(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
     for i, group in enumerate(groups):
-        argument = f"state_dict['param_groups'][{i}]"
         if not group["last_sync"] < group["clock"] <= group["next_sync"]:
-            found = {key: group[key] for key in AT_START}
-            raise invalid_argument(ValueError, where, argument, "saved between its last and its next sync step", found)
+            found = {key: group[key] for key in INITIAL_CLOCK}
+            rule = "saved between its last and its next sync step"
+            raise invalid_argument(ValueError, where, f"state_dict['param_groups'][{i}]", rule, found)
     check_periods(where, groups)
 
 
 def _check_state(where: str, argument: str, base: Optimizer, group: Group, states: list[dict[str, Any]]) -> None:
-    """State is of a parameter's shape, and every parameter that was moving has its direction."""
-    for p, own in zip(group["params"], states, strict=True):
-        for key, value in own.items():
+    """Refuse state of another shape, and parameters that were moving without their direction."""
+    for p, param_state in zip(group["params"], states, strict=True):
+        for key, value in param_state.items():
             expected = key in (BUFFER, DIRECTION, GATHERED) and value is not None
             if expected or (isinstance(value, Tensor) and value.dim() == p.dim()):
                 _check_shape(where, argument, key, value, p)
     if group["drift"]:
-        key = key_of(base, states)
-        _check_complete(where, argument, group["moving"], sum(own.get(key) is not None for own in states))
+        key = direction_key(base, states)
+        _check_complete(where, argument, group["moving"], sum(each.get(key) is not None for each in states))
 
 
 def _check_shape(where: str, argument: str, key: str, value: object, p: Tensor) -> None:
-    """One entry of the state of a parameter, which must have its shape."""
+    """Refuse an entry of a parameter's state that has not its shape."""
     if getattr(value, "shape", None) != p.shape:
         found = tuple(value.shape) if isinstance(value, Tensor) else value
-        raise invalid_argument(
-            ValueError, where, argument, f"saved with {key} of shape {tuple(p.shape)}", found, "The model differs."
-        )
+        rule = f"saved with {key} of shape {tuple(p.shape)}"
+        raise invalid_argument(ValueError, where, argument, rule, found, "The model differs.")
 
 
 def _check_complete(where: str, argument: str, moving: int, found: int) -> None:
-    """Every parameter that was moving has its direction."""
+    """Refuse fewer directions than there were moving parameters."""
     if found < moving:
         remedy = (
             "torch's set_state_dict drops the state of parameters that do not require gradients at that moment: load "
@@ -173,57 +194,63 @@ def _check_complete(where: str, argument: str, moving: int, found: int) -> None:
         )
 
 
-def of_bases(state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
-    """The state in which bases find something of theirs: Adam refuses one that holds nothing but what we gathered."""
-    return defaultdict(dict, {p: own for p, own in state.items() if own.keys() - set(OURS)})
-
-
-def _rehearse(
+def _trial_load(
     where: str, base: Optimizer, step: Step, groups: list[Group], states: list[list[dict[str, Any]]], first: int
 ) -> None:
-    """Let a copy of the base take what it would be given: bases find their own faults, but too late to go back."""
-    kind, attributes = copied(base)
+    """Let a copy of the base load what it would be given: bases find their own faults, but too late to go back."""
+    kind, attributes = class_and_attributes(base)
     params = [p for group in groups for p in group["params"]]
-    state = of_bases({p: dict(own) for p, own in zip(params, chain.from_iterable(states), strict=True)})
+    state = state_for_bases({p: dict(each) for p, each in zip(params, chain.from_iterable(states), strict=True)})
     given = [dict(group) for group in groups]
     rule = f"a saved state of {kind.__name__}"
     try:
-        rebuilt(kind, {**attributes, "state": state, "param_groups": given})
-        wanted = [_first_state(kind, step, group) for group in given]
+        rebuild(kind, {**attributes, "state": state, "param_groups": given})
+        expected = [_first_state(kind, step, group) for group in given]
     except Exception as error:
         raise invalid_argument(
-            ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", OTHER
+            ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", DAMAGED
         ) from error
-    for i, (mine, new, expected, owns) in enumerate(zip(base.param_groups, given, wanted, states, strict=True), first):
-        if lacking := [key for key in base.defaults if key in mine and key not in new]:
-            raise invalid_argument(ValueError, where, "state_dict", rule, f"groups without {quoted(lacking)}", OTHER)
-        for p, own in zip(new["params"], owns, strict=True):
-            if (found := set(own).difference(OURS)) and (lacking := list(expected.keys() - found)):
-                raise invalid_argument(
-                    ValueError, where, "state_dict", rule, f"{quoted(found)} without {quoted(lacking)}", OTHER
-                )
-            for key, shaped in expected.items() if found else ():
-                if shaped:
-                    _check_shape(where, f"state_dict['param_groups'][{i}]", key, own[key], p)
-                elif not _is_alike(0.0, own[key]) or not float(own[key]) >= 0:
-                    raise invalid_argument(
-                        ValueError, where, "state_dict", f"saved with a number, at least 0, as {key}", own[key], OTHER
-                    )
+    for i, (current, new) in enumerate(zip(base.param_groups, given, strict=True)):
+        if missing := [key for key in base.defaults if key in current and key not in new]:
+            raise invalid_argument(ValueError, where, "state_dict", rule, f"groups without {quoted(missing)}", DAMAGED)
+        for p, param_state in zip(new["params"], states[i], strict=True):
+            _check_base_state(where, f"state_dict['param_groups'][{first + i}]", rule, expected[i], p, param_state)
+
+
+def _check_base_state(
+    where: str, argument: str, rule: str, expected: dict[str, bool], p: Tensor, param_state: dict[str, Any]
+) -> None:
+    """Compare a parameter's saved state with what its base keeps after a first step."""
+    found = set(param_state) - MULTIRATE_STATE_KEYS
+    if not found:
+        return
+    if missing := list(expected.keys() - found):
+        raise invalid_argument(
+            ValueError, where, "state_dict", rule, f"{quoted(found)} without {quoted(missing)}", DAMAGED
+        )
+    for key, has_shape in expected.items():
+        value = param_state[key]
+        if has_shape:
+            _check_shape(where, argument, key, value, p)
+        elif not _is_alike(0.0, value) or not float(value) >= 0:
+            raise invalid_argument(
+                ValueError, where, "state_dict", f"saved with a number, at least 0, as {key}", value, DAMAGED
+            )
 
 
 def _first_state(kind: type[Optimizer], step: Step, group: Group) -> dict[str, bool]:
-    """What the state of a parameter has after its first step, and whether in its shape; known by trying.
+    """Find by trying what a parameter's state has after its first step, and if in its shape.
 
-    Of torch's optimizers: others may want more of their parameters than this one has.
+    Only for torch's optimizers: others may want more of their parameters than the one here has.
     """
     if not kind.__module__.startswith("torch.optim.") and kind not in BUFFERED:
         return {}
-    names = inspect.signature(kind).parameters.keys() & group.keys() - set(NOT_TRIED)
+    names = inspect.signature(kind).parameters.keys() & group.keys() - UNTRIED_OPTIONS
     options: Any = {name: v.item() if isinstance(v := group[name], Tensor) else v for name in names}  # from any device
     p = torch.zeros(2, requires_grad=True)
     p.grad = torch.zeros(2)
     trial = kind([p], **options)
     with torch.no_grad():
         step(trial)
-    own: dict[str, Any] = trial.state.get(p) or {}
-    return {key: isinstance(value, Tensor) and value.shape == p.shape for key, value in own.items()}
+    param_state: dict[str, Any] = trial.state.get(p) or {}
+    return {key: isinstance(value, Tensor) and value.shape == p.shape for key, value in param_state.items()}

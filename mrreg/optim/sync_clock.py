@@ -1,8 +1,8 @@
-"""The clock of a `Multirate`: whole numbers in every parameter group, which every way of saving keeps.
+"""Clock of a `Multirate`: whole numbers in every parameter group, which every way of saving keeps.
 
-"clock" counts completed steps; "last_sync" and "next_sync" are the steps at which a group got its last and gets its
-next gradient; "period" is the user's wish for the distance, read at sync steps, "initial_period" the one at
-construction; "moving" counts the parameters that have a direction to drift along.
+"clock" counts completed steps; "last_sync" and "next_sync" are the steps of a group's last and next gradient; "period"
+is the distance that the user wants, read at sync steps, and "initial_period" the one at construction; "moving" counts
+the parameters that have a direction to drift along.
 """
 
 from torch import Tensor
@@ -10,14 +10,20 @@ from torch import Tensor
 from mrreg.distributed.sharding import any_nonzero
 from mrreg.optim.drift import Group
 
-AT_START = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
+INITIAL_CLOCK = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
+
+
+def is_due(group: Group) -> bool:
+    """Tell if a group gets a gradient at the next step."""
+    due: bool = group["clock"] == group["next_sync"]
+    return due
 
 
 def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int]:
-    """The next sync step of each group that is due, by the group's id.
+    """Return the next sync step of each group that is due, by the group's id.
 
-    One period on, but never past a sync step of a slower part: while periods change, too, a slower part's sync steps
-    are sync steps of all finer ones.
+    It is one period on, but never past a sync step of a slower part: also while periods change, a slower part's sync
+    steps are sync steps of all finer ones.
     """
     ends = {}
     for group in due:
@@ -30,15 +36,15 @@ def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int
     return ends
 
 
-def position(group: Group) -> str:
-    """Where a group is in its cycle, in words."""
-    if group["clock"] == group["next_sync"]:
+def describe_position(group: Group) -> str:
+    """Return a group's place in its cycle in words."""
+    if is_due(group):
         return "due"
     return f"{group['clock'] - group['last_sync']} of {group['next_sync'] - group['last_sync']}"
 
 
-def is_at_rest(groups: list[Group]) -> bool:
-    """Whether every learning rate and every gradient is zero: torch's distributed checkpointing wants only state."""
+def asks_for_state_only(groups: list[Group]) -> bool:
+    """Tell if every lr and every gradient is zero: torch's distributed checkpointing steps so to create state."""
     for group in groups:
         if not _is_zero(group["lr"]):
             return False
@@ -47,5 +53,5 @@ def is_at_rest(groups: list[Group]) -> bool:
 
 
 def _is_zero(lr: float | Tensor) -> bool:
-    """Whether a learning rate is zero; one on another device is not waited for, torch puts its zero on the CPU."""
+    """Compare with zero without waiting for another device; torch puts its zero on the CPU."""
     return (lr.device.type == "cpu" and not lr.any()) if isinstance(lr, Tensor) else lr == 0

@@ -1,4 +1,4 @@
-"""What `Multirate` is made of, checked: base optimizers and periods."""
+"""Checks of what a `Multirate` is made of: base optimizers, periods and kinds of gradient."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from mrreg.distributed.checks import check_engine
 from mrreg.errors import check_int, invalid_argument, invalid_state
 from mrreg.optim.drift import Group
-from mrreg.optim.sync_clock import AT_START
+from mrreg.optim.sync_clock import INITIAL_CLOCK
 
 GRADIENTS = ("sync", "mean", "sum")
 
-REFUSED = {
+REFUSED_BASES = {
     "LBFGS": "LBFGS evaluates the loss several times per step and its update mixes all parameters",
     "Muon": "Muon's update is not element-wise",
     "Adafactor": "Adafactor scales its update by norms of whole tensors",
@@ -24,7 +24,7 @@ REFUSED = {
 
 
 def check_parts(where: str, parts: object) -> list[tuple[Optimizer, int | None]]:
-    """The pairs of base and period, each of the right kind, none twice."""
+    """Return the pairs of base and period, each of the right kind and no parameter in two of them."""
     rule = "a list of pairs (optimizer, period)"
     if not isinstance(parts, Iterable) or isinstance(parts, Mapping | str):
         raise invalid_argument(TypeError, where, "parts", rule, parts)
@@ -49,7 +49,7 @@ def _check_base(where: str, argument: str, base: object) -> None:
         )
     check_engine(where, argument, base)
     rule, name = "an element-wise optimizer", type(base).__name__
-    for refused, reason in REFUSED.items():
+    for refused, reason in REFUSED_BASES.items():
         if isinstance(base, getattr(torch.optim, refused, ())):
             raise invalid_argument(ValueError, where, argument, rule, name, f"{reason}.")
     if hasattr(base, "due"):
@@ -67,7 +67,7 @@ def _check_base(where: str, argument: str, base: object) -> None:
 
 
 def _check_groups(where: str, argument: str, base: Optimizer) -> None:
-    """Refuse groups that cannot be held."""
+    """Refuse groups that cannot be held over several steps."""
     name = type(base).__name__
     for group in base.param_groups:
         if "lr" not in group:
@@ -93,7 +93,7 @@ def _check_overlap(where: str, bases: list[Optimizer]) -> None:
 
 
 def check_periods(where: str, groups: list[Group]) -> None:
-    """Periods are whole numbers, the fastest is 1, and each divides the next slower one."""
+    """Refuse periods unless they are whole numbers, the fastest is 1, and each divides the next slower one."""
     periods = sorted({check_int(where, f"param_groups[{i}]['period']", g["period"]) for i, g in enumerate(groups)})
     if periods[0] != 1:
         remedy = "Something must move at every step: give one part period 1."
@@ -105,7 +105,7 @@ def check_periods(where: str, groups: list[Group]) -> None:
 
 
 def check_gradients(where: str, gradient: object, count: int) -> list[str]:
-    """One word per part."""
+    """Return one kind of gradient per part."""
     words = [gradient] * count if isinstance(gradient, str) or not isinstance(gradient, Iterable) else list(gradient)
     if len(words) != count:
         raise invalid_argument(
@@ -113,18 +113,17 @@ def check_gradients(where: str, gradient: object, count: int) -> list[str]:
         )
     for word in words:
         if word not in GRADIENTS:
-            raise invalid_argument(
-                ValueError if isinstance(word, str) else TypeError, where, "gradient", f"one of {GRADIENTS}", word
-            )
+            kind = ValueError if isinstance(word, str) else TypeError
+            raise invalid_argument(kind, where, "gradient", f"one of {GRADIENTS}", word)
     return [str(word) for word in words]
 
 
-def planned(
-    where: str, pairs: list[tuple[Optimizer, int | None]], words: list[str], drift: bool
+def initial_groups(
+    where: str, pairs: list[tuple[Optimizer, int | None]], gradients: list[str], drift: bool
 ) -> list[tuple[Group, Group]]:
-    """Every group with what it needs to be a part: its period, its clock and its sync steps."""
-    plans = []
-    for i, ((base, period), word) in enumerate(zip(pairs, words, strict=True)):
+    """Pair every group with the entries that make it a part: its period, its clock and its sync steps."""
+    entries = []
+    for i, ((base, period), gradient) in enumerate(zip(pairs, gradients, strict=True)):
         for group in base.param_groups:
             own = group.get("period")
             if own is not None and period is not None and own != period:
@@ -134,6 +133,7 @@ def planned(
                 )
             k = period if own is None else own
             k = check_int(where, f"parts[{i}] period", 1 if k is None and "period" not in group else k)
-            plans.append((group, {"period": k, "initial_period": k, "gradient": word, "drift": drift, **AT_START}))
-    check_periods(where, [plan for _, plan in plans])
-    return plans
+            own_entries = {"period": k, "initial_period": k, "gradient": gradient, "drift": drift}
+            entries.append((group, own_entries | INITIAL_CLOCK))
+    check_periods(where, [added for _, added in entries])
+    return entries

@@ -1,22 +1,18 @@
-"""The README's blocks for several processes run as printed, on two ranks, and train."""
+"""The documentation's blocks for several processes run as printed, on two ranks, and train."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.documents import lone_blocks
 from torch import nn
 
 from distributed.cases import check
 
-README = Path(__file__).parents[2] / "README.md"
 
-
-def _run(mark: str, model: nn.Module) -> dict[str, Any]:
-    """Run the block with a mark, given nothing but a model."""
-    (block,) = (block for block in re.findall(r"```py\n(.*?)```", README.read_text(), re.DOTALL) if mark in block)
+def _run(block: str, model: nn.Module) -> dict[str, Any]:
+    """Run a block, given nothing but a model."""
     found: dict[str, Any] = {"model": model}
-    exec(compile(block, str(README), "exec"), found)
+    exec(compile(block, "a block of its own", "exec"), found)
     return found
 
 
@@ -54,14 +50,16 @@ class Net(nn.Module):
 
 @check
 def readme_data_parallel(rank: int) -> None:
-    found = _run("reduce_due", Net())
-    assert found["optimizer"].due == (True, True)
-    assert _moved(found, torch.randn(3, 5, 4))
-    assert found["optimizer"].due == (True, False)
+    for block in lone_blocks("DistributedDataParallel("):
+        found = _run(block, Net())
+        assert found["optimizer"].due == (True, True)
+        assert _moved(found, torch.randn(3, 5, 4))
+        assert found["optimizer"].due == (True, False)
 
 
 @check
 def readme_sharded(rank: int) -> None:
-    found = _run("fully_shard(block)", Net())
-    assert _moved(found, torch.randn(3, 5, 4))
-    assert found["optimizer"].param_groups[0]["mask_clock"] == 6
+    for block in lone_blocks("fully_shard(block)"):
+        found = _run(block, Net())
+        assert _moved(found, torch.randn(3, 5, 4))
+        assert found["optimizer"].param_groups[0]["mask_clock"] == 6

@@ -33,7 +33,7 @@ def _model(k: int, boost: float | None, structure: str = "weight") -> nn.Sequent
     torch.manual_seed(3)
     layers = [nn.Linear(6, 9, dtype=torch.float64), nn.Linear(9, 3, dtype=torch.float64)]
     first, second = (
-        mrreg.MultirateMask(layer, p, k, boost=boost, structure=structure)  # type: ignore[arg-type]
+        mrreg.MultirateMask(layer, p, k, boost=boost, structure=structure, rescale=False)  # type: ignore[arg-type]
         for layer, p in zip(layers, (0.3, 0.6), strict=True)
     )
     return nn.Sequential(first, nn.Tanh(), second)

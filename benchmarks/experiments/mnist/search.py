@@ -195,4 +195,4 @@ SECTIONS = (
     _section("final, as left", "Search: weights as an epoch leaves them, last epoch"),
 )  # fmt: skip
 
-BENCHMARK = Benchmark("mnist-search", PRESETS, runs, execute, SECTIONS)
+BENCHMARK = Benchmark("mnist-search", PRESETS, runs, execute, SECTIONS, lambda config: mnist_data.NAMES[config.data])

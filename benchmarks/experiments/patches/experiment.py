@@ -188,4 +188,4 @@ def _section(preset: str, presets: frozenset[str]) -> Section:
 
 SECTIONS = (_section("cpu", frozenset({"cpu"})), _section("paper", frozenset({"smoke", "gpu", "paper"})))
 
-BENCHMARK = Benchmark("patches", PRESETS, runs, execute, SECTIONS)
+BENCHMARK = Benchmark("patches", PRESETS, runs, execute, SECTIONS, "images of CIFAR-10 with patches")

@@ -6,27 +6,33 @@ epochs. `cpu` trains on a tenth of the text, with fewer words and smaller batche
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
+import torch
+from torch import Tensor
+
+import mrreg
+from benchmarks.core.comparison import Comparison, Job, Outcome
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.experiments.ptb.data import penn_treebank
+from benchmarks.core.study import Study
+from benchmarks.core.training import Batch, Batches, Loop, mean_loss
+from benchmarks.experiments.ptb.data import TOKENS, penn_treebank
 from benchmarks.experiments.ptb.methods import (
     FIGURE,
+    LENGTH,
+    LR,
     METHODS,
     MINIMUM,
-    SEARCHED,
     TABLES,
     WITHOUT_MOMENTUM,
-    chosen,
-    searched,
-    trial,
+    Method,
+    network,
+    search,
 )
 from benchmarks.experiments.ptb.report import SECTIONS
-from benchmarks.experiments.ptb.training import Method, Setting, train
 
-SEARCH_SEED = 1000  # so that the search shares none with the comparison
+HELD_OUT_ROWS = 50  # of a batch of held-out text; every 35 words are read on their own, so this changes speed only
 
 
 @dataclass(frozen=True)
@@ -37,14 +43,14 @@ class PtbConfig:
         seeds: Of the comparison; the search has one of its own.
         epochs: At most so many.
         p: What is tried for each of dropout, masks and unit masks.
-        patience: As in `Setting`.
-        batch: Rows of a batch.
+        patience: Training ends after so many epochs without a new minimum of the validation loss; None never does.
+        batch: Rows of a batch of 35 words each.
         tokens: Of the training text.
         words: How many different ones; the others are `<unk>`.
         held_out: Tokens of the validation and of the test text.
         width: Of the model.
-        without_momentum: Whether the figure is made with momentum 0 too; else SGD alone is, with one seed.
-        bfloat16: Whether matrices are multiplied in bfloat16.
+        without_momentum: Make the figure with momentum 0 too; else SGD alone, with one seed.
+        bfloat16: Multiply matrices in bfloat16.
     """
 
     seeds: int
@@ -68,53 +74,72 @@ PRESETS = {
 }
 
 
-def runs(config: PtbConfig) -> list[Run]:
-    """Search and comparison of dropout and masks, SGD with momentum 0, tables, unit masks, all with momentum 0."""
+def comparisons(config: PtbConfig) -> list[Comparison[Method]]:
+    """Return search and figure, SGD with momentum 0, tables, unit masks, all with momentum 0."""
+    length = (config.tokens or TOKENS["train"]) // config.batch  # of a row
+    epoch = -(-(length - 1) // LENGTH)
+    budgets = tuple(epoch * done for done in range(1, config.epochs + 1))
 
-    def trials(*names: str) -> list[Run]:
-        return [
-            Run(trial(name, p), (SEARCH_SEED,), replace(SEARCHED[name], p=p)) for name in names for p in config.p
-        ]  # fmt: skip
-
-    def each_seed(names: Iterable[str]) -> list[Run]:
-        return [Run(name, (seed,)) for seed in range(config.seeds) for name in names]
+    def compared(names: Iterable[str], *searched: str, seeds: int = config.seeds) -> Comparison[Method]:
+        return Comparison(
+            {name: METHODS[name] for name in names}, seeds, budgets, search=search(config.p, *searched),
+            splits=("validation", "test", "train"), patience=config.patience,
+        )  # fmt: skip
 
     return [
-        *trials("dropout", "masks"),
-        *each_seed(FIGURE),
-        *([] if config.without_momentum else [Run("SGD, momentum 0")]),
-        *each_seed(TABLES),
-        *trials("unit masks"),
-        *each_seed(["unit masks"]),
-        *each_seed(WITHOUT_MOMENTUM if config.without_momentum else ()),
+        compared(FIGURE, "dropout", "masks"),
+        *([] if config.without_momentum else [compared(["SGD, momentum 0"], seeds=1)]),
+        compared(TABLES, "masks"),
+        compared(["unit masks"], "unit masks"),
+        *([compared(WITHOUT_MOMENTUM, "dropout", "masks")] if config.without_momentum else []),
     ]
 
 
-def execute(config: PtbConfig, run: Run, context: Context) -> list[Result]:
-    """Train once; a method of the comparison gets the p that the search has chosen."""
-    method: Method = run.options or with_chosen_p(run.method, config, context)
-    text = penn_treebank(context.data_dir, config.tokens, config.words, config.held_out).to(context.device)
-    setting = Setting(config.epochs, config.batch, config.patience, config.width, config.bfloat16)
-    (seed,) = run.seeds
-    curve = train(method, setting, text, seed, partial(context.track, what="epochs"))
-    best = min(range(len(curve.valid)), key=curve.valid.__getitem__)
-    return [
-        {
-            MINIMUM: curve.valid[best],
-            "epoch of the minimum": best + 1,
-            "test loss at the minimum": curve.test[best],
-            "p": method.p,
-            "training seconds": curve.seconds,
-            "validation loss per epoch": curve.valid,
-            "training loss per epoch": curve.train,
-        }
-    ]
+def build(config: PtbConfig, method: Method, seed: int, job: Job) -> Loop:
+    """Return a training whose weights, dropout and masks follow from the seed; the text always has the same order."""
+    text = penn_treebank(job.data_dir, config.tokens, config.words, config.held_out).to(job.device)
+    torch.manual_seed(seed)
+    model = network(method, text.words, config.width).to(job.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=method.momentum)
+    if method.kind.endswith("masks"):
+        mrreg.attach(optimizer, model, seed=seed)
+    torch.manual_seed(seed)  # dropout draws from the global generator
+    train = batches(in_rows(text.train, config.batch))
+    valid, test = (batches(in_rows(part, HELD_OUT_ROWS)) for part in (text.valid, text.test))
+    return Loop(
+        model,
+        optimizer,
+        Batches(lambda generator: range(len(train)), train.__getitem__, torch.Generator()),
+        {"validation": lambda: valid, "test": lambda: test},
+        metric=mean_loss,
+        forward=partial(torch.autocast, job.device.type, torch.bfloat16, enabled=config.bfloat16),
+    )
 
 
-def with_chosen_p(name: str, config: PtbConfig, context: Context) -> Method:
-    """A method with the p of its search; masks of the tables have that of the masks with k = 5."""
-    source = searched(name)
-    return replace(METHODS[name], p=chosen(context.record, source, config.p)) if source else METHODS[name]
+def in_rows(text: Tensor, rows: int) -> Tensor:
+    """Return the text cut into rows of equal length that are read side by side; what is left over is dropped."""
+    return text[: len(text) // rows * rows].view(rows, -1)
 
 
-BENCHMARK = Benchmark("ptb", PRESETS, runs, execute, SECTIONS)
+def batches(rows: Tensor) -> list[Batch]:
+    """Return at most 35 words of each row, and the word that follows each, in the order of the text."""
+    return list(zip(rows[:, :-1].split(LENGTH, 1), rows[:, 1:].split(LENGTH, 1), strict=True))  # type: ignore[no-untyped-call]
+
+
+def result(config: PtbConfig, outcome: Outcome[Method]) -> Result:
+    """Return the losses after each epoch, and when that of the validation text was smallest."""
+    valid, test, train = (outcome.at_steps(split) for split in ("validation", "test", "train"))
+    best = min(range(len(valid)), key=valid.__getitem__)
+    return {
+        MINIMUM: valid[best],
+        "epoch of the minimum": best + 1,
+        "test loss at the minimum": test[best],
+        "p": outcome.method.p,
+        "training seconds": outcome.by_steps.seconds,
+        "validation loss per epoch": valid,
+        "training loss per epoch": train,
+    }
+
+
+STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, result=result, data="Penn Treebank")
+BENCHMARK = STUDY.benchmark(SECTIONS)

@@ -1,12 +1,39 @@
-"""Which methods compete on Penn Treebank, under which names, and how their p is chosen."""
+"""The methods that compete on Penn Treebank, their names, and the networks that they train."""
 
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from typing import Literal
 
-from benchmarks.core.records import Record
-from benchmarks.experiments.ptb.training import LR, Method
+from torch import nn
 
+import mrreg
+from benchmarks.core.comparison import Search
+from benchmarks.experiments.ptb.model import LanguageModel
+
+LR = 0.1  # the paper's h and h_F
+LAYERS, LENGTH = 2, 35
 MINIMUM = "minimum validation loss"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How the encoder layers are regularized.
+
+    Args:
+        kind: "masks" on every weight matrix of the encoder layers, entry by entry; "unit masks" are what
+            `mrreg.swap_dropout` makes of these layers' dropout, rescaled as dropout is.
+        p: Probability of being dropped, or of being slow.
+        k: Steps of a cycle of masks.
+        boost: h_S / h_F; None is k.
+        momentum: Of SGD.
+    """
+
+    kind: Literal["SGD", "dropout", "masks", "unit masks"] = "SGD"
+    p: float = 0.0
+    k: int = 5
+    boost: float | None = None
+    momentum: float = 0.9
+
 
 SEARCHED = {"dropout": Method("dropout"), "masks": Method("masks"), "unit masks": Method("unit masks")}
 COMPARED = {"SGD": Method(), **SEARCHED}
@@ -18,23 +45,23 @@ WITHOUT_MOMENTUM = {f"{name}, momentum 0": Method(COMPARED[name].kind, momentum=
 METHODS = COMPARED | TABLES | WITHOUT_MOMENTUM
 
 
-def searched(name: str) -> str:
-    """The method whose search gives a method its p; empty for SGD, which has none."""
-    return "" if METHODS[name].kind == "SGD" else METHODS[name].kind
+def search(p: Sequence[float], *names: str) -> Search:
+    """Return the search for the p of some methods; all others take what it has found for their kind."""
+    return Search(
+        {name: [{"p": each} for each in p] for name in names},
+        {name: method.kind for name, method in METHODS.items()},
+        lambda name, options: f"search: {name}, p = {options['p']:g}",
+        score=lambda result: -float(result[MINIMUM]),
+    )
 
 
-def trial(name: str, p: float) -> str:
-    """A trial of the search in the record."""
-    return f"search: {name}, p = {p:g}"
-
-
-def found(record: Record, name: str, tried: Sequence[float]) -> dict[float, float]:
-    """Mean minimum of the validation loss by p, of the trials that have run."""
-    losses = {p: list(record.numbers(trial(name, p), MINIMUM).values()) for p in tried}
-    return {p: fmean(each) for p, each in losses.items() if each}
-
-
-def chosen(record: Record, name: str, tried: Sequence[float]) -> float:
-    """The p with the lowest validation loss in the search; the first one where two are equal or none has run."""
-    losses = found(record, name, tried)
-    return min(tried, key=lambda p: losses.get(p, float("inf")))
+def network(method: Method, words: int, width: int = 200) -> nn.Module:
+    """Return the model, with dropout or masks in its encoder layers."""
+    dropout = method.p if method.kind in ("dropout", "unit masks") else 0.0
+    model: nn.Module = LanguageModel(words, width, layers=LAYERS, length=LENGTH, dropout=dropout)
+    if method.kind == "unit masks":
+        return mrreg.swap_dropout(model, method.k, rescale=True, boost=method.boost)[0]
+    if method.kind == "masks":
+        patterns = {f"encoder.layers.{layer}": method.p for layer in range(LAYERS)}
+        return mrreg.mask(model, patterns, method.k, boost=method.boost)
+    return model

@@ -22,8 +22,8 @@ import mrreg
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values, metric
+from benchmarks.core.timing import interleaved
 from benchmarks.experiments.speed.finetune_networks import CLASSES, NETWORKS, Case
-from mrreg.auditing.profiler import clock
 
 LR = 1e-6  # so small that many steps on one batch leave ordinary numbers ordinary
 MOMENTUM = 0.9
@@ -148,22 +148,10 @@ def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
     calls = {"full": full(origin.copy())}
     calls |= {f"ours {k}": multirate(origin.copy(), k) for k in KS}
     calls |= {f"hand {k}": by_hand(origin.copy(), k) for k in config.hand}
-    timed = _timed(calls, len(run.seeds), context.device)
+    timed = interleaved(calls, len(run.seeds), context.device, warmup=1)
     return [
         _result(report, {name: values[i] for name, values in timed.items()}, config.hand) for i in range(len(run.seeds))
     ]
-
-
-def _timed(calls: Mapping[str, Callable[[], None]], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of every call by the audit's own clock, after one of each that is not counted."""
-    now, found = clock(device), {name: list[float]() for name in calls}
-    for repeat in range(1 + repeats):
-        for name, call in calls.items():
-            start = now()
-            call()
-            if repeat:
-                found[name].append(now() - start)
-    return found
 
 
 def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, ...]) -> Result:

@@ -110,4 +110,4 @@ def regions(nets: Networks, seeds: int) -> list[list[float]]:
     return [[round(p, 3) for p in row] for row in mean.view(GRID, GRID).tolist()]
 
 
-BENCHMARK = Benchmark("spiral", PRESETS, runs, execute, sections(DRAWN, EDGE))
+BENCHMARK = Benchmark("spiral", PRESETS, runs, execute, sections(DRAWN, EDGE), "points of two spirals")

@@ -1,4 +1,4 @@
-"""What the report shows of fine-tuning with two rates: figure 7 and tables 1, 2, A3 and A4."""
+"""The report of multirate fine-tuning: figure 7 and tables 1, 2, A3 and A4."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ METHODS = {
     "SGD": (*FIGURE, *ABLATIONS["classifier"][1:], *ABLATIONS["last layer"][1:]),
     "AdamW": (FULL, *(ABLATIONS[part][which] for part in ABLATIONS for which in (0, 2))),
 }
-"""Of each optimizer, most wanted first."""
+"""Of each optimizer, the most important first."""
 
 TABLE1 = {
     "classifier": (Paper(89.43, 87.92, 90.28), Paper(88.69, 87.53, 89.68)),
@@ -153,7 +153,7 @@ def _ks() -> tuple[Section, ...]:
             tolerance=0.5, note=NOTE,
         ),
         Section(
-            "Table A4", "Effect of k: seconds of full fine-tuning over seconds with two rates",
+            "Table A4", "Effect of k: seconds of full fine-tuning over those of multirate",
             center="median",
             rows=tuple(
                 Row(f"{part} fast, k = {k}", faster(method, name(FULL)), Paper(380 / TABLE_K[part][k][1]))
@@ -189,7 +189,7 @@ def _glue(tasks: Sequence[str], presets: frozenset[str]) -> tuple[Section, ...]:
             tolerance=1.0, note=note, presets=presets,
         ),
         Section(
-            "Table A3", "GLUE tasks: seconds of full fine-tuning over seconds with two rates", center="median",
+            "Table A3", "GLUE tasks: seconds of full fine-tuning over those of multirate", center="median",
             rows=tuple(
                 Row(task, faster(two, full), Paper(TABLE_GLUE[task][0][1] / TABLE_GLUE[task][1][1]))
                 for task, (full, two) in methods.items()

@@ -1,9 +1,10 @@
 """Fine-tuning a small network pretrained on CIFAR-10 on MNIST: the transfer benchmark where ImageNet is not at hand."""
 
-from benchmarks.core.runner import Benchmark
-from benchmarks.experiments.transfer.experiment import execute
+from dataclasses import replace
+
+from benchmarks.experiments.transfer.config import RESNET20, TransferConfig
+from benchmarks.experiments.transfer.experiment import STUDY
 from benchmarks.experiments.transfer.report import sections
-from benchmarks.experiments.transfer.runs import RESNET20, TransferConfig, runs
 
 PAIRS = (RESNET20,)
 PRESETS = {
@@ -18,4 +19,4 @@ PRESETS = {
     "gpu": TransferConfig(seeds=5, few=5, pairs=PAIRS, epochs=4, images=5000, pixels=32),
     "paper": TransferConfig(seeds=20, few=20, pairs=PAIRS, epochs=10, pixels=32),
 }  # fmt: skip
-BENCHMARK = Benchmark("transfer-digits", PRESETS, runs, execute, sections([(RESNET20, PRESETS)]))
+BENCHMARK = replace(STUDY, name="transfer-digits", presets=PRESETS).benchmark(sections([(RESNET20, PRESETS)]))

@@ -2,89 +2,119 @@
 
 `gpu` and `paper` take torchvision's ResNets; `cpu` the one ImageNet network at hand, a MobileNet, and few images.
 Beside the paper's learning rate, which it tuned for full fine-tuning and gave to all, each method gets its own, chosen
-among the same ones by accuracy on other images. Seconds come from one timing of all methods in turns.
+among the same ones by accuracy on other images. Preparing the images is not in the cost of a step.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
+from itertools import repeat
 
 import torch
+from torch import Tensor
 
+from benchmarks.core.comparison import Comparison, Costs, Job, Outcome, evenly
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.core.study import Study
+from benchmarks.core.training import Batch, Batches, Loop, shuffled
 from benchmarks.experiments.transfer import data as transfer_data
-from benchmarks.experiments.transfer.costs import elapsed, measure
+from benchmarks.experiments.transfer.config import PRESETS, VARIANTS, Pair, TransferConfig, Variant, search
+from benchmarks.experiments.transfer.data import prepare
+from benchmarks.experiments.transfer.methods import FULL, METHODS, K, Method, optimizer, stage, stages, unfreeze
+from benchmarks.experiments.transfer.models import SOURCES, pretrained
 from benchmarks.experiments.transfer.report import sections
-from benchmarks.experiments.transfer.runs import (
-    CONSTANT,
-    PRESETS,
-    VARIANTS,
-    Job,
-    TransferConfig,
-    chosen,
-    cost_key,
-    key,
-    runs,
-)
-from benchmarks.experiments.transfer.training import FULL, METHODS, Setting, begin, train
 
-Accuracies = Callable[[Setting, set[int]], dict[int, float]]
+CHUNK = 250  # images evaluated at once
 
 
-def execute(config: TransferConfig, run: Run, context: Context) -> Sequence[Result]:
-    """The timing, a trial of a learning rate, or one seed of a comparison."""
-    job: Job = run.options
-    (seed,) = run.seeds
-    setting = Setting(job.pair.network, config.pixels, config.batch, 0, config.lr)
-    if job.what == "cost":
-        return [measure(setting, job.pair.classes, config.timings, context)]
-    data = transfer_data.load(job.pair.data, context.data_dir, config.pool, config.test_images)
-    task = data.tuning(config.validation) if job.what == "trial" else data.training(config.validation)
-    task = task.draw(config.images, torch.Generator().manual_seed(seed)).to(context.device)
-    setting = replace(setting, steps=config.epochs * (len(task.y) // config.batch))
-
-    def accuracies(setting: Setting, evaluate: set[int]) -> dict[int, float]:
-        net = begin(job.pair.network, job.pair.classes, seed, context.data_dir, context.device)
-        return train(net, METHODS[job.method], setting, task, seed, evaluate)
-
-    if job.what == "trial":
-        return [{"validation accuracy": accuracies(replace(setting, lr=job.lr), {setting.steps})[setting.steps]}]
-    variant = VARIANTS[job.variant]
-    if variant.own:
-        setting = replace(setting, lr=chosen(context.record, job.pair, job.method))
-        done = context.record.results(key(job.pair, CONSTANT, job.method)).get(seed)
-        if done and setting.lr == config.lr:  # the same again would give the same
-            return [done]
-    if variant.decay:
-        setting = replace(setting, lr=config.decay_lr, decay=True)
-    setting = replace(setting, weight_decay=variant.weight_decay)
-    return [_compare(config, job, setting, accuracies, context.record.results(cost_key(job.pair))[0])]
+def comparisons(config: TransferConfig) -> list[Comparison[Method]]:
+    """Return variant by variant, the main one first, every pair of network and data."""
+    return [
+        _comparison(config, pair, variant) for variant in VARIANTS for pair in config.pairs if variant in pair.variants
+    ]
 
 
-def _compare(config: TransferConfig, job: Job, setting: Setting, accuracies: Accuracies, costs: Result) -> Result:
-    """Test accuracy on the way to as many epochs, and to as many seconds, as full fine-tuning takes."""
-    per_epoch = setting.steps // config.epochs
-    budget = costs[FULL] * setting.steps * (1 + 1e-9)
-    spent = elapsed(costs, job.method, job.pair.network, per_epoch, budget)
-    equal = bisect_right(spent, budget)
-    points = range(1, config.points + 1)
-    by_epoch, by_time = ([max(1, end * i // config.points) for i in points] for end in (setting.steps, equal))
-    if setting.decay and equal != setting.steps:  # the schedule ends elsewhere
-        first = accuracies(setting, set(by_epoch))
-        second = accuracies(replace(setting, steps=equal), set(by_time))
-    else:
-        first = second = accuracies(replace(setting, steps=max(setting.steps, equal)), {*by_epoch, *by_time})
+def _comparison(config: TransferConfig, pair: Pair, name: str) -> Comparison[Method]:
+    variant, epoch, count = VARIANTS[name], config.epoch(pair), len(SOURCES[pair.network].parts)
+
+    def charge(method: str, how: Method, step: int) -> str:
+        return stage(min(step // epoch + 1, count), count) if how.gradual else method
+
+    timed = {each: method for each, method in METHODS.items() if not method.gradual} | stages(pair.network)
+    return Comparison(
+        {method: METHODS[method] for method in pair.methods(name)},
+        min(config.few, config.seeds) if variant.few else config.seeds,
+        evenly(config.epochs * epoch, config.points),
+        Costs(FULL, config.timings, K, f"{pair.title}: cost", timed, charge),
+        search(pair, config.lrs) if variant.own else None,
+        setting=(pair, variant),
+        prefix=f"{pair.title}: {name}: ",
+        scheduled=variant.decay,
+    )
+
+
+def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
+    """Return the training of a pretrained network; images and their order follow from the seed alone."""
+    pair, variant = job.setting
+    data = transfer_data.load(pair.data, job.data_dir, config.pool, config.test_images)
+    task = data.training(config.validation).draw(config.images, torch.Generator().manual_seed(seed)).to(job.device)
+    torch.manual_seed(seed)
+    net = pretrained(pair.network, pair.classes, job.data_dir)
+    net = net.to(device=job.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    stepper = optimizer(net, pair.network, method, rate(config, method, variant), variant.weight_decay)
+    rates = [group["lr"] for group in stepper.param_groups]
+
+    def before(step: int) -> None:
+        if method.gradual:
+            unfreeze(net, pair.network, min(step // config.epoch(pair) + 1, len(SOURCES[pair.network].parts)))
+        if variant.decay:
+            for group, lr in zip(stepper.param_groups, rates, strict=True):
+                group["lr"] = lr * (1 - step / job.steps)
+
+    def take(index: Tensor) -> Batch:
+        chosen = index.to(job.device)
+        return prepare(task.x[chosen], config.pixels), task.y[chosen]
+
+    order = shuffled(len(task.y), config.batch, short=False)
+    batches: Iterator[Batch] = Batches(order, take, torch.Generator().manual_seed(seed))
+    if job.what == "costs":
+        batches = repeat(next(batches))
+    splits = {"validation": data.tuning(config.validation), "test": data}
+    shown = {name: partial(_held_out, config, each.to(job.device)) for name, each in splits.items()}
+    return Loop(net, stepper, batches, shown, before=before)
+
+
+def _held_out(config: TransferConfig, task: transfer_data.Task) -> Iterator[Batch]:
+    for x, y in zip(task.test_x.split(CHUNK), task.test_y.split(CHUNK), strict=True):  # type: ignore[no-untyped-call]
+        yield prepare(x, config.pixels), y
+
+
+def rate(config: TransferConfig, method: Method, variant: Variant) -> float:
+    """Return the learning rate of a method: its own, or that of the variant."""
+    return method.lr or (config.decay_lr if variant.decay else config.lr)
+
+
+def result(config: TransferConfig, outcome: Outcome[Method]) -> Result:
+    """Return test accuracy on the way to as many epochs, and to as many seconds, as full fine-tuning takes."""
+    if outcome.what == "trial":
+        return {"validation accuracy": outcome.last()}
+    pair, variant = outcome.setting
+    steps, seconds, epoch = outcome.at_steps(), outcome.at_seconds(), config.epoch(pair)
     return {
-        "accuracy": first[setting.steps],
-        "accuracy at equal seconds": second[equal],
-        "lr": setting.lr,
-        "epochs at equal seconds": equal / per_epoch,
-        "accuracy by epoch": [first[step] for step in by_epoch],
-        "epoch": [step / per_epoch for step in by_epoch],
-        "accuracy by time": [second[step] for step in by_time],
-        "seconds": [spent[step - 1] for step in by_time],
+        "accuracy": steps[-1],
+        "accuracy at equal seconds": seconds[-1],
+        "lr": rate(config, outcome.method, variant),
+        "epochs at equal seconds": outcome.equal[-1] / epoch,
+        "accuracy by epoch": steps,
+        "epoch": [step / epoch for step in outcome.budgets],
+        "accuracy by time": seconds,
+        "seconds": list(outcome.seconds),
     }
 
 
-BENCHMARK = Benchmark("transfer", PRESETS, runs, execute, sections())
+def data_of(config: TransferConfig) -> str:
+    """Return the names of the data sets."""
+    return ", ".join(sorted({transfer_data.TITLES[pair.data] for pair in config.pairs}))
+
+
+STUDY = Study("transfer", PRESETS, comparisons, build, result=result, data=data_of)
+BENCHMARK = STUDY.benchmark(sections())

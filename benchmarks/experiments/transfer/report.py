@@ -5,8 +5,7 @@ from functools import partial
 
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Bars, Claim, Curves, Row, Section, Values, gain, metric
-from benchmarks.experiments.transfer.models import SOURCES
-from benchmarks.experiments.transfer.runs import (
+from benchmarks.experiments.transfer.config import (
     CONSTANT,
     DECAY,
     MOBILENET,
@@ -17,13 +16,9 @@ from benchmarks.experiments.transfer.runs import (
     RESNET50,
     WEIGHT_DECAY,
     Pair,
-    chosen,
-    cost_key,
-    key,
-    trial_key,
-    validation,
+    search,
 )
-from benchmarks.experiments.transfer.training import (
+from benchmarks.experiments.transfer.methods import (
     BLOCK,
     FC,
     FULL,
@@ -32,6 +27,7 @@ from benchmarks.experiments.transfer.training import (
     MULTIRATE_BLOCK,
     MULTIRATE_HELD,
 )
+from benchmarks.experiments.transfer.models import SOURCES
 
 EPOCHS, SECONDS = "accuracy", "accuracy at equal seconds"
 FIGURES = {
@@ -86,8 +82,12 @@ def sections(shown: Iterable[tuple[Pair, Iterable[str]]] = SHOWN) -> tuple[Secti
     return tuple(found)
 
 
+def _key(pair: Pair, variant: str, method: str) -> str:
+    return f"{pair.title}: {variant}: {method}"
+
+
 def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> Section:
-    methods = {method: key(pair, variant, method) for method in pair.methods(variant)}
+    methods = {method: _key(pair, variant, method) for method in pair.methods(variant)}
     x, y, label = ("epoch", "accuracy by epoch", "epoch")
     if name == SECONDS:
         x, y, label = "seconds", "accuracy by time", "seconds of training"
@@ -101,6 +101,7 @@ def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> S
         plots=(curves, Bars("test accuracy in %")),
         full=frozenset({"paper"}),
         presets=presets,
+        needs="" if pair in ABOUT_PAIR else "weights pretrained on ImageNet",
         note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if name == SECONDS else ""),
         facts=partial(_facts, pair=pair) if variant == OWN and name == EPOCHS else lambda record: (),
     )
@@ -111,7 +112,7 @@ def _claims(pair: Pair, variant: str, name: str) -> tuple[Claim, ...]:
 
     def more(one: str, other: str, above: float = 0.0) -> Claim:
         text = f"{one}: {'less than half a point below' if above else 'more accurate than'} {other}"
-        return Claim(text, gain(key(pair, variant, one), key(pair, variant, other), name), above)
+        return Claim(text, gain(_key(pair, variant, one), _key(pair, variant, other), name), above)
 
     ours = [each for each in (MULTIRATE, MULTIRATE_BLOCK, MULTIRATE_HELD) if each in pair.methods(variant)]
     others = [each for each in (FC, BLOCK) if each in pair.methods(variant)]
@@ -122,7 +123,7 @@ def _claims(pair: Pair, variant: str, name: str) -> tuple[Claim, ...]:
 def _speed(pair: Pair, presets: frozenset[str]) -> Section:
     def faster(name: str) -> Values:
         def values(record: Record) -> list[float]:
-            timings = [result["all"] for result in record.results(cost_key(pair)).values()]
+            timings = [result["all"] for result in record.results(f"{pair.title}: cost").values()]
             return [
                 full / own for all_of_it in timings for full, own in zip(all_of_it[FULL], all_of_it[name], strict=True)
             ]
@@ -142,16 +143,16 @@ def _speed(pair: Pair, presets: frozenset[str]) -> Section:
 
 
 def _facts(record: Record, *, pair: Pair) -> list[str]:
-    """What the search found, for every method at every learning rate."""
-    lrs = record.config["lrs"]
+    """Return what the search found, for every method at every learning rate."""
+    tuned = search(pair, record.config["lrs"])
+    found = {method: tuned.tried(record, method) for method in pair.methods(OWN)}
     return [
         f"{method}: "
         + ", ".join(
-            f"lr {lr:g} {validation(record, pair, method, lr):.1f} %"
-            + (" (chosen)" if lr == chosen(record, pair, method) else "")
-            for lr in lrs
+            f"lr {options['lr']:g} {score:.1f} %" + (" (chosen)" if options == tuned.chosen(record, method) else "")
+            for options, score in tried
         )
         + " on the validation images."
-        for method in pair.methods(OWN)
-        if record.results(trial_key(pair, method, lrs[0]))
+        for method, tried in found.items()
+        if tried
     ]

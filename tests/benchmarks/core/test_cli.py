@@ -1,18 +1,21 @@
 """The command line as a user types it: every benchmark, a budget, a crash, missing data, the report."""
 
+import importlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core import records
-from benchmarks.core.registry import REGISTERED
+from benchmarks.core.registry import REGISTERED, Entry
+from benchmarks.core.runner import Context, Run
 
 ROOT = Path(__file__).parents[3]
 
@@ -112,6 +115,64 @@ print(harness.run(toy, "smoke", Path(sys.argv[1])).added)
 """
 
 
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_data_folder_that_is_not_there_is_an_error_for_everyone(command: Command, name: str, tmp_path: Path) -> None:
+    folder = str(tmp_path / "nowhere")
+    done = command(*name.split(), "--preset", "smoke", "--out", str(tmp_path), "--data-dir", folder)
+    assert done.returncode == 1
+    assert done.stderr == f"error: data-dir must be a folder, got {folder!r}, which is not a folder.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, execute: Any) -> None:
+    """Let the runs of the spiral do something else."""
+    benchmark = replace(REGISTERED["spiral"].load(), execute=execute)
+    monkeypatch.setattr(Entry, "load", lambda self: benchmark)
+
+
+def test_a_package_that_is_missing_in_the_middle_is_one_line(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    replaced(monkeypatch, lambda *_: importlib.import_module("no_such_package"))
+    done = command("spiral", "--preset", "smoke", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == "error: spiral: needs no_such_package. Install it: pip install '.[bench]'\n"
+
+
+def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def execute(config: Any, run: Run, context: Context) -> list[dict[str, float]]:
+        if len(context.record.runs) == 2:
+            raise KeyboardInterrupt
+        return [{"accuracy": 1.0} for _ in run.seeds]
+
+    replaced(monkeypatch, execute)
+    done = command("spiral", "--preset", "smoke", "--out", str(tmp_path))
+    path = tmp_path / "spiral-smoke.json"
+    assert done.returncode == 130
+    said = f"stopped: 2 of 9 runs are kept in {path}. The same command goes on from there."
+    assert done.stderr.splitlines()[-1] == said
+    assert len(records.load(path).runs) == 2
+
+
+def test_a_smoke_run_says_on_which_data_it_ran(command: Command, tmp_path: Path) -> None:
+    done = command("mnist-small", "--preset", "smoke", "--seeds", "1", "--out", str(tmp_path))
+    assert "mnist-small smoke: trained on scikit-learn's digits" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_benchmark_names_its_data(name: str) -> None:
+    benchmark = REGISTERED[name].load()
+    assert all(benchmark.data_of(config) for config in benchmark.presets.values())
+
+
+def test_a_missing_extra_is_marked_in_the_list(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    lines = command("list").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.endswith("(not installed: peft)")] == ["text-peers"]
+
+
 def test_finished_runs_survive_kill_9(tmp_path: Path) -> None:
     def attempt(kill_at: int) -> subprocess.CompletedProcess[str]:
         code = [sys.executable, "-c", KILLED, str(tmp_path), str(kill_at)]
@@ -137,10 +198,21 @@ def test_all_reports_a_failure_and_says_so_by_its_exit_code(
     assert (tmp_path / "spiral-smoke.json").read_text() == "broken"
 
 
-def test_the_report_of_no_records_lists_the_whole_paper(command: Command, tmp_path: Path) -> None:
+def test_the_report_of_an_empty_folder_is_one_line(command: Command, tmp_path: Path) -> None:
+    done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: {tmp_path}: there is no record in this folder. Run a benchmark: python -m benchmarks list"
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_report_writes_the_page_and_the_documentation(command: Command, tmp_path: Path) -> None:
+    records.Record("biases", "smoke", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}).save(tmp_path / "biases-smoke.json")
     done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in ("report.html", "report.md")]
+    written = ("report.html", "report.md", "results.md", "results.svg")
+    assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in written]
 
 
 def test_a_record_of_an_unknown_benchmark_is_named(command: Command, tmp_path: Path) -> None:

@@ -97,10 +97,10 @@ def test_measured_section_of_two_ranks() -> None:
     fast, slow = scale.counts(record.config)
     result = {f"{method} seconds": 2.0 for method in METHODS}
     result |= {f"{SGD} bytes": 20 * (fast + slow), f"{ALL} bytes": 20 * (fast + slow)}
-    for sent, said in ((20 * fast + 4 * slow, "holds"), (20 * fast + 4 * slow + 4, "the opposite holds")):
+    for sent, said in ((20 * fast + 4 * slow, "reproduced"), (20 * fast + 4 * slow + 4, "contradicted")):
         record.runs.clear()
         record.add("2 ranks", "2 ranks", (0, 1), 3.0, [result | {f"{DUE} bytes": sent}] * 2)
         measured = BENCHMARK.sections[0]
         assert [row.values(record) for row in measured.rows] == [[20 * (fast + slow) / sent] * 2, [1.0] * 2]
-        assert judge_claim(measured.claims[0], record) == said
+        assert judge_claim(measured.claims[0], record).word == said
         assert measured.facts(record)[2].startswith(f"2 ranks, {DUE}: {sent / 1e6:,.3f} MB a cycle, median 2.0000 s")

@@ -1,162 +1,26 @@
-"""The report: numbers beside the paper's, the verdict rule, plots, and nothing left out."""
+"""The report: numbers beside the paper's, cards, the README's excerpt, and nothing left out."""
 
-import base64
 import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
-from matplotlib.figure import Figure
+from helpers.records import FULL, PLAIN, ROWS, record
 
-from benchmarks.core import stats
 from benchmarks.core.errors import UserError
-from benchmarks.core.records import Record
 from benchmarks.core.registry import REGISTERED
-from benchmarks.core.sections import Bars, Claim, Curves, Drawing, Paper, Row, Section, gain, metric
+from benchmarks.core.sections import Row, Section, metric
 from benchmarks.report import pages as report
-from benchmarks.report import plots as report_plots
 from benchmarks.report import verdict
 from benchmarks.report.paper import ITEMS, Item
 
-ACCURACY = {"SGD": [90.0, 91.0, 92.0], "masks": [92.0, 93.1, 93.9]}
-
-
-def record(preset: str = "paper", total: int = 6, accuracy: dict[str, list[float]] = ACCURACY) -> Record:
-    made = Record("mnist", preset, {}, "cpu: test", 2, {"torch": "2", "mrreg": "0"}, total)
-    for method, values in accuracy.items():
-        for seed, value in enumerate(values):
-            curve = [value - 2, value - 1, value]
-            made.add(f"{method} {seed}", method, (seed,), 1.0, [{"accuracy": value, "curve": curve, "s": [1, 2, 3]}])
-    return made
-
-
-BETTER = Claim("masks beat SGD", gain("masks", "SGD", "accuracy"))
-WORSE = Claim("SGD beats masks", gain("SGD", "masks", "accuracy"))
-OPPOSITE = "SGD beats masks (the opposite holds)"
-ROWS = (
-    Row("SGD", metric("SGD", "accuracy"), Paper(91.0)),
-    Row("masks", metric("masks", "accuracy"), Paper(93.0, 92.5, 93.5)),
+TEXT = record(
+    "cpu", {"half fast, k = 5": [80.0, 81.0, 82.0], "lower half frozen": [79.0, 80.0, 81.1]}, benchmark="text-peers"
 )
-
-
-@pytest.mark.parametrize(
-    ("values", "n", "mean", "half", "lost"),
-    [
-        ([], 0, math.nan, math.nan, 0),
-        ([3.0], 1, 3.0, math.nan, 0),
-        ([1.0, 3.0], 2, 2.0, 12.706, 0),
-        ([1.0, 2.0, 3.0], 3, 2.0, 2.484, 0),
-        ([2.0, math.nan, math.inf], 1, 2.0, math.nan, 2),
-        ([5.0, 5.0], 2, 5.0, 0.0, 0),
-    ],
-)
-def test_summaries(values: list[float], n: int, mean: float, half: float, lost: int) -> None:
-    found = stats.summarize(values)
-    assert (found.n, found.lost) == (n, lost)
-    assert found.mean == pytest.approx(mean, nan_ok=True)
-    assert found.half == pytest.approx(half, abs=1e-3, nan_ok=True)
-
-
-def test_differences_are_paired_by_seed() -> None:
-    assert stats.paired({0: 5.0, 1: 6.0, 7: 0.0}, {1: 1.0, 0: 2.0, 9: 9.0}) == [3.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("differences", "above", "said"),
-    [
-        ([], 0.0, "no runs"),
-        ([math.nan], 0.0, "no runs"),
-        ([1.0], 0.0, "one run"),
-        ([1.0, 1.1, 0.9], 0.0, "above"),
-        ([1.0, 1.1, 0.9], 2.0, "below"),
-        ([1.0, -1.0, 0.5], 0.0, "within noise"),
-        ([-0.1, -0.11, -0.09], -0.5, "above"),
-    ],
-)
-def test_what_differences_allow_to_say(differences: list[float], above: float, said: str) -> None:
-    assert stats.judge(differences, above) == said
-
-
-@pytest.mark.parametrize(
-    ("differences", "said"),
-    [
-        ([], "A against B: 0 paired runs, too few to say anything."),
-        ([1.0], "A against B: 1 paired runs, too few to say anything."),
-        ([1.0, 1.2, 1.1], "A minus B: +1.1 points, 95 % interval +0.9 to +1.3 over 3 paired seeds: larger."),
-        ([-1.0, -1.2, -1.1], "A minus B: -1.1 points, 95 % interval -1.3 to -0.9 over 3 paired seeds: smaller."),
-        ([1.0, -1.0], "A minus B: +0.0 points, 95 % interval -12.7 to +12.7 over 2 paired seeds: within noise."),
-    ],
-)
-def test_differences_in_plain_words(differences: list[float], said: str) -> None:
-    assert stats.sentence("A", "B", differences, "points", 1) == said
-
-
-@pytest.mark.parametrize(
-    ("section", "preset", "word"),
-    [
-        (Section("Table A5", "t", rows=ROWS, tolerance=0.5), "paper", "reproduced"),
-        (Section("Table A5", "t", rows=ROWS, tolerance=0.5), "gpu", "reproduced"),
-        (Section("Table A5", "t", rows=ROWS, tolerance=0.5), "cpu", "smaller scale, holds"),
-        (
-            Section("Table A5", "t", rows=(Row("SGD", ROWS[0].values, Paper(95.0)),), tolerance=0.5),
-            "paper",
-            "not reproduced: SGD: 91.00 instead of 95.00",
-        ),
-        (Section("Table A5", "t", rows=ROWS), "paper", "measured"),
-        (Section("Figure 8", "t", claims=(BETTER,)), "paper", "reproduced"),
-        (Section("Figure 8", "t", claims=(BETTER, WORSE)), "paper", f"not reproduced: {OPPOSITE}"),
-        (Section("Figure 8", "t", claims=(WORSE,)), "cpu", f"smaller scale, does not hold: {OPPOSITE}"),
-        (Section("", "t", claims=(BETTER,)), "cpu", "holds"),
-        (Section("", "t", claims=(WORSE,)), "cpu", f"does not hold: {OPPOSITE}"),
-        (
-            Section("Figure 8", "t", rows=(Row("dropout", metric("dropout", "accuracy")),)),
-            "paper",
-            "unfinished: 6 of 6 runs are there",
-        ),
-    ],
-)  # fmt: skip
-def test_verdicts(section: Section, preset: str, word: str) -> None:
-    assert str(verdict.judge(section, record(preset))) == word
-
-
-def test_a_difference_within_noise_is_not_a_reproduction() -> None:
-    noisy = record(accuracy={"SGD": [90.0, 92.0], "masks": [91.0, 92.0]})
-    section = Section("Figure 8", "t", claims=(BETTER,))
-    assert str(verdict.judge(section, noisy)) == "not reproduced: masks beat SGD (within noise)"
-
-
-def test_medians_are_compared_where_the_section_says_so() -> None:
-    slow_once = record(accuracy={"SGD": [1.0, 1.0, 100.0]})
-    section = Section("", "t", rows=(Row("s", metric("SGD", "accuracy"), Paper(1.0)),), tolerance=0.1, center="median")
-    assert str(verdict.judge(section, slow_once)) == "holds"
-
-
-def draw_something(made: Record, figure: Figure) -> bool:
-    figure.add_subplot().plot([0, 1], [0, 1])
-    return True
-
-
-PLOTS = (
-    Curves({"SGD": "SGD", "masks": "masks", "nobody": "nobody"}, "curve", "epoch", "accuracy (%)", None, {"98": 98.0}),
-    Curves({"SGD": "SGD"}, "curve", "seconds", "accuracy (%)", x="s", ylim=(80, 100)),
-    Bars("accuracy (%)"),
-    Drawing("a drawing", draw_something),
-)
-FULL = Section(
-    "Table A5",
-    "k < 5 & | more",
-    "%",
-    rows=ROWS,
-    claims=(BETTER, WORSE),
-    plots=PLOTS,
-    tolerance=0.5,
-    note="A <note>.",
-    facts=lambda made: [f"Seeds: {len(made.seeds)}."],
-)
-PLAIN = replace(FULL, plots=())
+for run in TEXT.runs.values():
+    run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
 
 
 class Reader(HTMLParser):
@@ -204,8 +68,18 @@ def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
         assert "Seeds: 3." in shown
         assert "cpu: test, threads: 2" in shown
         assert "seeds 0 to 2" in shown
-        assert verdict.RULE.split(";")[0] in shown
+        assert "reproduced where our mean" in shown
+        assert "1 contradicted" in re.sub("<[^>]+>", "", shown)
     assert "| k < 5 & \\| more |" in markdown.read_text()
+
+
+def test_cards_come_first_where_they_are_given(tmp_path: Path) -> None:
+    shown = [(TEXT, ())]
+    html, _ = report.write("Title", "", shown, report.chapters(shown, ITEMS), tmp_path, report.cards(shown))
+    text = html.read_text()
+    assert text.count('<article class="card">') == 1
+    assert text.index("later half fast against lower half frozen") < text.index('id="summary"')
+    assert '<span class="tag ahead">ahead</span> +1.0 points' in text
 
 
 def test_no_table_or_figure_of_the_paper_is_left_out(tmp_path: Path) -> None:
@@ -213,7 +87,7 @@ def test_no_table_or_figure_of_the_paper_is_left_out(tmp_path: Path) -> None:
         text = path.read_text()
         for item, about in ITEMS.items():
             assert f"{item}. {about.title}" in text
-        assert "No record yet: python -m benchmarks spiral" in text
+        assert "Not run: python -m benchmarks spiral" in text
         assert "Nothing to measure." in text
 
 
@@ -225,7 +99,7 @@ def test_every_label_of_the_paper_has_its_item() -> None:
 def test_what_has_no_benchmark_is_said() -> None:
     items = {"Figure 2": Item("t", "nothing")}
     chapters = report.chapters([], items)
-    assert [chapter.missing for chapter in chapters] == ["No benchmark yet."]
+    assert [chapter.missing for chapter in chapters] == ["Not run: there is no benchmark yet."]
 
 
 @pytest.mark.parametrize("name", REGISTERED)
@@ -243,29 +117,53 @@ def test_the_largest_preset_comes_first() -> None:
 def test_what_is_missing_or_diverged_is_said(tmp_path: Path) -> None:
     made = record(accuracy={"SGD": [math.nan, math.nan], "masks": [93.0, math.nan]})
     block = report.block(Section("Table A5", "t", rows=(*ROWS, Row("none", metric("none", "accuracy")))), made)
-    assert [line.ours for line in block.lines] == ["diverged", "93.00", "not yet"]
+    assert [line.ours for line in block.lines] == ["diverged", "93.00", "not run"]
     assert [line.runs for line in block.lines] == ["2", "1 (1 more diverged)", "0"]
 
 
 def test_an_empty_record_gives_a_report(tmp_path: Path) -> None:
     html, _ = write([(record(accuracy={}), (FULL,))], tmp_path)
-    assert "unfinished: 0 of 6 runs are there" in html.read_text()
+    assert "0 of 6 runs" in html.read_text()
+
+
+def test_what_was_not_run_has_a_row_that_says_why() -> None:
+    large = replace(PLAIN, title="large", presets=frozenset({"gpu", "paper"}), needs="weights")
+    there, beyond = replace(large, presets=frozenset({"paper", "cpu"})), replace(large, item="", title="b")
+    (chapter,) = [
+        each for each in report.chapters([(record("cpu"), (PLAIN, large, there, beyond))], ITEMS) if each.blocks
+    ]
+    assert [block.title for block in chapter.blocks] == [PLAIN.title, "large", "large"]
+    (missing,) = [block for block in chapter.blocks if block.missing]
+    assert missing.verdict == "not run: needs weights: python -m benchmarks mnist --preset gpu"
+    assert missing.scale == "the paper's"
 
 
 README = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
 
 
-def test_the_readme_gets_its_table_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
-    chapters = report.chapters([(record(), (PLAIN,))], ITEMS)
-    report.fill_readme(readme, chapters)
+    report.fill_readme(readme, [(TEXT, ())])
     once = readme.read_text()
-    assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Part |")
+    assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
     assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
+    assert "| later half fast | lower half frozen | ahead: +1.0 points (+0.8 to +1.1) |" in once
     assert "\nold\n" not in once
-    report.fill_readme(readme, chapters)
+    report.fill_readme(readme, [(TEXT, ())])
     assert readme.read_text() == once
+
+
+def test_the_docs_get_the_whole_table_and_the_figure(tmp_path: Path) -> None:
+    shown = [(TEXT, ()), (record(), (replace(PLAIN, rows=ROWS * 4),))]
+    page, figure = report.write_docs(shown, report.chapters(shown, ITEMS), tmp_path / "docs")
+    text = page.read_text()
+    assert "| later half fast | lower half frozen | ahead" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| Table A5")]
+    assert line.count("<br>") == 6
+    assert "<br>and 2 more | the paper's | claims: 1 of 2 reproduced, 1 contradicted;" in line
+    assert figure.read_bytes().startswith(b"<?xml")
+    assert "(results.svg)" in text
 
 
 @pytest.mark.parametrize(
@@ -288,28 +186,6 @@ def test_nothing_of_the_paper_is_shown_where_there_is_nothing(tmp_path: Path) ->
         assert verdict.RULE not in text
 
 
-def test_the_readme_shows_the_largest_record_of_each_section(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(README)
-    other = replace(PLAIN, title="other")
-    report.fill_readme(readme, report.chapters([(record("cpu"), (PLAIN, other)), (record("paper"), (PLAIN,))], ITEMS))
-    lines = [line for line in readme.read_text().splitlines() if line.startswith("| Table A5")]
-    assert [line.split("|")[-2].strip().split(":")[0] for line in lines] == [
-        "not reproduced",
-        "smaller scale, does not hold",
-    ]
-
-
-def test_a_summary_is_short(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(README)
-    section = replace(PLAIN, rows=ROWS * 4)
-    report.fill_readme(readme, report.chapters([(record(), (section,))], ITEMS))
-    (line,) = [line for line in readme.read_text().splitlines() if line.startswith("| Table A5")]
-    assert line.count("<br>") == 6
-    assert line.endswith("<br>and 2 more | not reproduced |")
-
-
 def test_a_record_that_no_section_shows_is_listed(tmp_path: Path) -> None:
     elsewhere = replace(PLAIN, presets=frozenset({"gpu"}))
     for path in write([(record("cpu"), (elsewhere,))], tmp_path):
@@ -323,37 +199,3 @@ def test_a_readme_without_marks_is_left_alone(tmp_path: Path, text: str) -> None
     with pytest.raises(UserError, match="results:begin"):
         report.fill_readme(readme, [])
     assert readme.read_text() == text
-
-
-def test_families_of_methods_keep_their_colour() -> None:
-    few, many = (
-        report_plots.colours(labels) for labels in (["masks", "SGD"], ["a", "dropout 0.5", "SGD", "b", "masks"])
-    )
-    assert few["masks"] == many["masks"]
-    assert few["SGD"] == many["SGD"]
-
-
-def test_many_methods_are_told_apart() -> None:
-    chosen = report_plots.colours([f"masks {k}" for k in range(20)])
-    assert len(set(chosen.values())) == 20
-
-
-def test_the_same_record_gives_the_same_picture() -> None:
-    first, second = (report_plots.plots(FULL, record()) for _ in range(2))
-    assert first == second
-
-
-@pytest.mark.parametrize(
-    ("plot", "shown"),
-    [(PLOTS[0], ["epoch", "accuracy", "SGD", "masks", "paper"]), (PLOTS[2], ["accuracy", "SGD", "masks", "paper"])],
-)
-def test_axes_and_legends_are_labelled(plot: Curves | Bars, shown: list[str]) -> None:
-    with mpl.rc_context({"svg.fonttype": "none"}):
-        (_, uri), *_ = report_plots.plots(Section("", "t", rows=ROWS, plots=(plot,)), record())
-    svg = base64.b64decode(uri.partition("base64,")[2]).decode()
-    assert all(word in svg for word in shown)
-
-
-@pytest.mark.parametrize("plot", [PLOTS[0], PLOTS[2], Drawing("empty", lambda made, figure: False)])
-def test_a_plot_without_numbers_is_left_out(plot: Curves | Bars | Drawing) -> None:
-    assert report_plots.plots(Section("", "t", rows=ROWS, plots=(plot,)), record(accuracy={})) == []

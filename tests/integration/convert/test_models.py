@@ -14,7 +14,8 @@ Build = Callable[[], tuple[nn.Module, Any]]  # a model and its example inputs
 
 
 def feed_forward() -> tuple[nn.Module, Any]:
-    return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 4)), torch.randn(8, 6)
+    pair = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, 4))
+    return nn.Sequential(pair), torch.randn(8, 6)
 
 
 def mnist_style() -> tuple[nn.Module, Any]:
@@ -123,7 +124,7 @@ def masks(model: nn.Module) -> Iterator[tuple[str, mrreg.MultirateMask]]:
 
 
 CASES: dict[Build, dict[str, dict[str, str]]] = {
-    feed_forward: {"2": {"": "hidden"}},
+    feed_forward: {"0.2": {"0": "hidden"}},
     mnist_style: {"0": {"1": "input"}, "3": {"4": "input"}},
     convolutions: {"0.3": {"0.4": "input"}, "2": {"4": "input"}},
     encoder: {

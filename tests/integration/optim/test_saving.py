@@ -166,7 +166,7 @@ def test_gradients_gathered_before_a_first_step_are_kept(route: Any) -> None:
     net.trunk.weight.requires_grad_(True)
     train(net, optimizer, range(1, 2))
     other_net, other = route(net, optimizer, make)
-    assert all(base.state is other.state for base, _ in other._bases)
+    assert all(base.state is other.state for base in other._engine.bases())
     train(net, optimizer, range(2, 9))
     train(other_net, other, range(2, 9))
     assert same(net, other_net)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import mrreg
-from mrreg.auditing import profiler as measure
+from mrreg.auditing import profiler
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
-    monkeypatch.setattr(measure, "LEAST", 1)
+    monkeypatch.setattr(profiler, "SECONDS", 0.0)
+    monkeypatch.setattr(profiler, "LEAST", 1)
 
 
 class Tied(nn.Module):
@@ -107,6 +107,84 @@ def test_speedup_is_of_the_seconds_in_the_report() -> None:
     assert report.speedup(1) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("forward", [1.0, 0.25, 0.0])
+def test_no_speedup_is_predicted_beyond_what_backward_passes_cost(forward: float) -> None:
+    report = audited()
+    report["seconds"] = {
+        "full": {"forward": 1.0, "backward": 2.0, "update": 5.0},
+        "fast": {"forward": forward, "backward": 0.0, "update": 0.0},  # timings that are off
+    }
+    assert report.speedup(10**6) == pytest.approx(3)
+
+
+def test_costs_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "LEAST", 5)
+    measured: list[frozenset[Tensor]] = []
+    cost = profiler.TrainingPass.cost
+
+    def noted(self: profiler.TrainingPass, trainable: set[Tensor]) -> profiler.Cost:
+        measured.append(frozenset(trainable))
+        return cost(self, trainable)
+
+    monkeypatch.setattr(profiler.TrainingPass, "cost", noted)
+    report = audited()
+    cases = 2 + len(report["candidates"])
+    assert len(measured) == cases * (1 + 5)
+    assert all(measured[i : i + cases] == measured[:cases] for i in range(0, len(measured), cases))
+
+
+class Encoder(nn.Module):
+    """Words, attention over them, a classifier; or a head that is tied to the words."""
+
+    def __init__(self, tied: bool = False) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 9)
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 64, batch_first=True) for _ in range(4))
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        states = self.words(words)
+        for block in self.blocks:
+            states = block(states)
+        return self.head(states)  # type: ignore[no-any-return]
+
+
+def test_nothing_is_suggested_that_the_advice_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds in proportion to the parameters behind the loss, so that the classifier alone is the fastest."""
+
+    def cost(self: profiler.TrainingPass, trainable: set[Tensor]) -> profiler.Cost:
+        return profiler.Cost(1.0, 1e-4 * sum(p.numel() for p in trainable))
+
+    monkeypatch.setattr(profiler.TrainingPass, "cost", cost)
+    monkeypatch.setattr("mrreg.auditing.run.update_seconds", lambda _: (0.0, 0.0))
+    words = (torch.randint(9, (2, 5)),)
+    plain = mrreg.audit(Encoder(), fast="head", example_inputs=words)
+    assert plain["candidates"][0]["fast"] == ["head"]
+    assert plain["suggestions"]
+    assert all(each["fast"] != ["head"] for each in plain["suggestions"])
+    assert any("the classifier alone fast lost" in each for each in plain["advice"])
+    tied = mrreg.audit(Encoder(tied=True), fast="blocks.3", example_inputs=words)
+    early = [each["fast"] for each in tied["candidates"] if each["reached_share"] > 0.5]
+    assert early
+    assert all(each["fast"] not in early for each in tied["suggestions"])
+    monkeypatch.setattr(profiler.TrainingPass, "cost", lambda *_: profiler.Cost(1.0, 1e-3))
+    assert mrreg.audit(Encoder(), fast="head", example_inputs=words)["suggestions"] == []
+
+
+def test_advice_fits_the_kind_of_model() -> None:
+    said = " ".join(mrreg.audit(Encoder(), "head", (torch.randint(9, (2, 5)),))["advice"])
+    assert "text encoder" in said
+    assert "convolutional" not in said
+    images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+    said = " ".join(mrreg.audit(images, "3", torch.randn(2, 3, 8, 8))["advice"])
+    assert "convolutional" in said
+    assert "text" not in said
+    said = " ".join(audited()["advice"])
+    assert "convolutional" not in said
+    assert "text" not in said
+
+
 def test_memory_of_a_cycle_lies_between_its_steps() -> None:
     report = audited()
     assert report["bytes"]["fast"] < report["bytes"]["full"]
@@ -116,10 +194,11 @@ def test_memory_of_a_cycle_lies_between_its_steps() -> None:
 
 
 def test_candidates_end_at_the_loss_and_grow() -> None:
-    candidates = [each["fast"] for each in audited()["candidates"]]
+    report = audited()
+    candidates = [each["fast"] for each in report["candidates"]]
     assert candidates[0] == ["5"]
     assert candidates[1] == ["1", "4", "5"][-2:]
-    assert all(each["fast"] in candidates for each in audited()["suggestions"])
+    assert all(each["fast"] in candidates for each in report["suggestions"])
 
 
 def everything(model: nn.Module) -> list[object]:

@@ -201,7 +201,11 @@ def test_leaves_what_has_no_layer_to_mask(model: nn.Module, reason: str) -> None
 
 
 SEQUENTIAL: dict[str, tuple[nn.Module, dict[str, dict[str, str]]]] = {
-    "pair": (nn.Sequential(linear(), nn.SiLU(), nn.Dropout(), linear()), {"2": {"": "hidden"}}),
+    "pair": (
+        nn.Sequential(nn.Sequential(linear(), nn.SiLU(), nn.Dropout(), linear())),
+        {"0.2": {"0": "hidden"}},
+    ),
+    "pair that is the whole model": (nn.Sequential(linear(), nn.SiLU(), nn.Dropout(), linear()), {"2": {"3": "input"}}),
     "pair in a longer one": (
         nn.Sequential(linear(), nn.ReLU(), nn.Dropout(), linear(), nn.ReLU()),
         {"2": {"3": "input"}},
@@ -232,21 +236,22 @@ SEQUENTIAL: dict[str, tuple[nn.Module, dict[str, dict[str, str]]]] = {
         {"block.2": {"block.0": "output"}},
     ),
     "feed-forward of a Transformer layer alone": (
-        nn.TransformerEncoderLayer(6, 2, 12),
-        {"dropout": {"": "hidden"}},
+        nn.Sequential(nn.TransformerEncoderLayer(6, 2, 12)),
+        {"0.dropout": {"0": "hidden"}},
     ),
     "activation that is not zero at zero": (
-        nn.TransformerEncoderLayer(6, 2, 12, activation=F.softplus),
-        {"dropout": {"linear2": "input"}},
+        nn.Sequential(nn.TransformerEncoderLayer(6, 2, 12, activation=F.softplus)),
+        {"0.dropout": {"0.linear2": "input"}},
     ),
-    "recurrent": (nn.RNN(6, 6, num_layers=2, dropout=0.5), {"dropout": {"": "input"}}),
+    "recurrent": (nn.Sequential(nn.RNN(6, 6, num_layers=2, dropout=0.5)), {"0.dropout": {"0": "input"}}),
     "recurrent, p of its own": (
         nn.Sequential(nn.Dropout(0.1), nn.LSTM(6, 6, num_layers=2, dropout=0.5)),
         {"0": {"1": "input"}},
     ),
 }
 for name in ("feed-forward of a Transformer layer alone", "activation that is not zero at zero"):
-    SEQUENTIAL[name][0].get_submodule("dropout1").p = SEQUENTIAL[name][0].get_submodule("dropout2").p = 0.0  # type: ignore[assignment]
+    for dropout in ("dropout1", "dropout2"):
+        SEQUENTIAL[name][0].get_submodule(f"0.{dropout}").p = 0.0  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(("model", "masks"), SEQUENTIAL.values(), ids=SEQUENTIAL.keys())
@@ -300,7 +305,8 @@ def test_functional_dropout_is_reported_with_its_place() -> None:
     model = net(lambda m, x: m.two(m.drop(m.inner(x))), inner=inner)
     _, report = mrreg.swap_dropout(model, example_inputs=torch.randn(2, 6))
     assert list(report) == ["drop", "inner: dropout()"]
-    assert report["inner: dropout()"].reason == "only modules can be replaced"
+    assert report["inner: dropout()"].what.startswith("dropout() with p=0.5 at test_dropout.py:")
+    assert report["inner: dropout()"].reason == "its output goes to add; its input comes from the model's input"
     assert not report["inner: dropout()"].replaced
 
 
@@ -318,6 +324,8 @@ def test_report_reads_line_by_line() -> None:
         "1 of 2 dropouts replaced by masks",
         "  2  Dropout(p=0.2) -> input mask on 3: its output goes there",
         "  5  Dropout(p=0.1) -> left: its output goes to Softmax; its input comes from LayerNorm",
+        "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
+        "passes of one batch) gets none from them.",
     ]
 
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import mrreg
-from mrreg.distributed.checks import left_out
+from mrreg.distributed.checks import unaveraged
 from mrreg.distributed.communication import reduce_due
 from mrreg.distributed.sharding import any_nonzero, cut, is_sharded, local, local_all
 from mrreg.masks.sampling import draw_bits
@@ -87,7 +87,7 @@ def test_parameters_that_nobody_averages_are_refused() -> None:
     model = net()
     model[0].requires_grad_(False)
     wrapped: Any = DistributedDataParallel(model, find_unused_parameters=True)
-    assert left_out(wrapped) == {id(p) for p in model[0].parameters()}
+    assert unaveraged(wrapped) == {id(p) for p in model[0].parameters()}
     optimizer = mrreg.MultirateSGD(mrreg.split(wrapped, fast="2"), lr=0.1)
     model[0].requires_grad_(True)
     words = "DistributedDataParallel was built while .* had requires_grad=False, and never averages"

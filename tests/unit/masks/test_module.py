@@ -268,3 +268,9 @@ def test_bits_follow_their_parameters_to_another_type() -> None:
     model.double()
     assert model(batch(0).double()).dtype == torch.float64
     assert torch.equal(mask._bits["weight"] == 0, slow)
+
+
+@pytest.mark.parametrize(("structure", "rescaled"), [("weight", False), ("input", True), ("output", True)])
+def test_masks_of_whole_units_are_rescaled_by_default(structure: Any, rescaled: bool) -> None:
+    assert mrreg.MultirateMask(nn.Linear(3, 2), structure=structure).rescale is rescaled
+    assert mrreg.MultirateMask(nn.Linear(3, 2), structure=structure, rescale=not rescaled).rescale is not rescaled

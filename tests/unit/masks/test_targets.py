@@ -24,7 +24,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
 
 
 def _driven(module: nn.Module, **options: Any) -> tuple[mrreg.MultirateMask, torch.optim.Optimizer]:
-    mask = mrreg.MultirateMask(module, **options)
+    mask = mrreg.MultirateMask(module, **{"rescale": False} | options)
     optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
     mrreg.attach(optimizer, mask)
     return mask, optimizer

@@ -55,7 +55,8 @@ def _trained(momentum: float, change: Change, forget: bool) -> list[torch.Tensor
         if t in (2 * K, 4 * K):
             change(optimizer, params)
         if forget:
-            optimizer._courses.clear()
+            for stepper in optimizer._engine.steppers:
+                stepper.forget_directions()
         optimizer.step()
     states = [v for own in optimizer.state_dict()["state"].values() for v in own.values() if torch.is_tensor(v)]
     return [p.detach() for p in params] + states

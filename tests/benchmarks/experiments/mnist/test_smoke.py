@@ -10,8 +10,7 @@ from benchmarks.core.sections import Claim, Row
 from benchmarks.experiments.mnist import search as mnist_search
 from benchmarks.experiments.mnist import small as mnist_small
 from benchmarks.experiments.mnist import tables as mnist
-from benchmarks.experiments.mnist.small_methods import FEW, comparison_key
-from benchmarks.experiments.mnist.small_report import sections
+from benchmarks.experiments.mnist.small import FEW, sections
 from benchmarks.report import plots as report_plots
 
 pytestmark = pytest.mark.slow
@@ -56,8 +55,9 @@ def test_few_images_are_compared_at_equal_epochs_and_seconds(smoke: dict[str, Re
         assert section.title.endswith("SGD = 1") or section.facts(made)[0].startswith(
             "Chosen p (input/hidden): SGD 0/0;"
         )
-    plain = made.results(comparison_key(100, "SGD"))[0]
+    plain = made.results("100: SGD")[0]
     assert plain["epochs at equal seconds"] == config.sizes[0].epochs
     assert plain["accuracy"] == plain["accuracy at equal seconds"]
-    for result in made.results(comparison_key(100, "dropout")).values():
-        assert result["epochs at equal seconds"] == max(1, round(config.sizes[0].epochs / result["relative cost"]))
+    for result in made.results("100: dropout").values():
+        steps = 4 * config.sizes[0].epochs
+        assert result["epochs at equal seconds"] == pytest.approx(max(1, steps / result["relative cost"]) / 4, abs=0.13)

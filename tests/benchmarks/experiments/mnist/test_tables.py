@@ -12,7 +12,7 @@ from benchmarks.experiments.mnist import small as mnist_small
 from benchmarks.experiments.mnist import tables as mnist
 from benchmarks.experiments.mnist.models import Method
 from benchmarks.experiments.mnist.search import READINGS, TABLE, distance, facts, phases
-from benchmarks.experiments.mnist.small_methods import METHODS, chosen, trial_key, trials
+from benchmarks.experiments.mnist.small import METHODS, search
 
 ALL: list[Benchmark[Any]] = [mnist.BENCHMARK, mnist_search.BENCHMARK, mnist_small.BENCHMARK]
 
@@ -84,17 +84,19 @@ def test_an_epoch_of_128_ends_with_the_mask_on_at_3_only() -> None:
     assert "among them: 128." in phases()[0]
 
 
-@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_method_gets_as_many_trials(name: str, count: int) -> None:
-    tried = trials(METHODS[name], count)
-    assert len(set(tried)) == (1 if name == "SGD" else count)
+def test_every_method_gets_as_many_trials(count: int) -> None:
+    grid = search(1000, list(METHODS), count).grid
+    assert grid.keys() == METHODS.keys() - {"SGD"}
+    assert {len(tried) for tried in grid.values()} == {count}
 
 
 def test_p_is_chosen_on_the_validation_split() -> None:
-    scores = dict(zip(trials(METHODS["dropout"], 3), (90.0, 92.0, 92.0), strict=True))
-    numbers = {trial_key(1000, "dropout", p): {"validation accuracy": score} for p, score in scores.items()}
-    made = record(mnist_small.BENCHMARK, numbers)
-    assert chosen(made, 1000, "dropout") == (0.5, 0.5)
-    assert chosen(made, 1000, "SGD") == (0.0, 0.0)
-    assert chosen(made, 5000, "dropout") == trials(METHODS["dropout"], 3)[0]
+    tuned = search(1000, list(METHODS), 3)
+    trials = [tuned.trial("dropout", options) for options in tuned.grid["dropout"]]
+    scores = dict(zip(trials, (90.0, 92.0, 92.0), strict=True))
+    made = record(mnist_small.BENCHMARK, {trial: {"validation accuracy": score} for trial, score in scores.items()})
+    assert trials[1] == "tuning 1000: dropout, p = 0.5/0.5"
+    assert tuned.chosen(made, "dropout") == {"p": (0.5, 0.5)}
+    assert tuned.chosen(made, "SGD") == {}
+    assert search(5000, list(METHODS), 3).chosen(made, "dropout") == {"p": (0.2, 0.5)}

@@ -1,5 +1,6 @@
 """The MNIST benchmark's training loop: the plain loop for one seed, and many seeds at once."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 import mrreg
 from benchmarks.data.mnist import CLASSES, Digits
 from benchmarks.experiments.mnist.models import DropWeights, Method, network
-from benchmarks.experiments.mnist.training import Order, Setting, optimizer_of, train, train_epoch
+from benchmarks.experiments.mnist.training import ORDER_STREAM, Setting, batches_of, begin, train
 
 SIZES = (6, 5, CLASSES)
 P = (0.3, 0.5)
@@ -44,12 +45,12 @@ def plain_loop(method: Method, digits: Digits, seed: int, setting: Setting) -> t
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr, momentum=setting.momentum)
     if method.kind == "masks":
         mrreg.attach(optimizer, model, seed=seed)
-    order = Order(digits.examples(seed), seed)
+    examples, generator = digits.examples(seed), torch.Generator().manual_seed(ORDER_STREAM + seed)
     torch.manual_seed(seed)
     accuracy = []
     for _ in range(setting.epochs):
         model.train()
-        for index in torch.split(order.draw(), setting.batch):
+        for index in torch.split(examples[torch.randperm(len(examples), generator=generator)], setting.batch):
             optimizer.zero_grad()
             F.cross_entropy(model(digits.x[index]), digits.y[index]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -66,14 +67,12 @@ def test_one_seed_is_the_plain_loop(method: Method, stacked: bool, digits: Digit
     model, accuracy = plain_loop(method, digits, 7, setting)
     assert train(method, setting, digits, [7])[0].accuracy == pytest.approx(accuracy)
 
-    ours = network(method, [7], SIZES, stacked=stacked)
-    optimizer, _ = optimizer_of(ours, method, setting, 7)
-    order = Order(digits.examples(7), 7)
-    torch.manual_seed(7)
-    for _ in range(setting.epochs):
-        index = order.draw()
-        train_epoch(ours, optimizer, digits.x, digits.y, index.unsqueeze(0) if stacked else index, setting.batch)
-    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+    loop = begin(method, setting, digits, [7])
+    if method.kind == "masks":
+        mrreg.attach(loop.optimizer, loop.model, seed=7)
+    for _ in range(setting.epochs * 3):
+        loop.step()
+    for mine, theirs in zip(loop.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.reshape(theirs.shape), theirs, rtol=1e-12, atol=1e-12)
 
 
@@ -86,29 +85,26 @@ def test_stacked_seeds_do_not_touch_each_other(digits: Digits) -> None:
 
 @pytest.mark.parametrize("method", METHODS[1:], ids=str)
 def test_stacked_seeds_leave_out_different_parts(method: Method, digits: Digits) -> None:
-    model = network(method, [3, 3], SIZES, stacked=True)
-    optimizer, _ = optimizer_of(model, method, Setting(1), 0)
-    index = torch.arange(16).expand(2, 16)
-    train_epoch(model, optimizer, digits.x, digits.y, index, 16)
-    assert all(not torch.equal(p[0], p[1]) for p in model.parameters() if p.dim() > 2)
+    few = replace(digits, draw=16)
+    loop = begin(method, Setting(1, batch=16, width=SIZES[1], stacked=True), few, [3, 3])
+    if method.kind == "masks":
+        mrreg.attach(loop.optimizer, loop.model, seed=0)
+    loop.step()
+    assert all(not torch.equal(p[0], p[1]) for p in loop.model.parameters() if p.dim() > 2)
 
 
-def test_only_asked_epochs_are_evaluated(digits: Digits) -> None:
-    setting = Setting(epochs=5, batch=16, width=4)
-    everything = train(Method(), setting, digits, [0])[0]
-    some = train(Method(), setting, digits, [0], evaluate={2, 5})[0]
-    assert some.epoch == [2, 5]
-    assert some.accuracy == [everything.accuracy[1], everything.accuracy[4]]
-    assert len(some.seconds) == len(some.as_left) == 2
-    assert all(a < b for a, b in pairwise(everything.seconds))
+def test_seconds_grow(digits: Digits) -> None:
+    (curves,) = train(Method(), Setting(epochs=5, batch=16, width=4), digits, [0])
+    assert len(curves.seconds) == len(curves.as_left) == len(curves.accuracy) == 5
+    assert all(a < b for a, b in pairwise(curves.seconds))
 
 
 def test_each_seed_trains_on_its_own_draw(digits: Digits) -> None:
-    few = Digits(digits.x, digits.y, digits.test_x, digits.test_y, draw=16)
-    order = Order(few.examples(1), 1)
-    first, second = order.draw(), order.draw()
-    assert sorted(first.tolist()) == sorted(second.tolist()) == sorted(few.examples(1).tolist())
-    assert first.tolist() != second.tolist()
+    few = replace(digits, draw=16)
+    batches = batches_of(few, [1], 16, stacked=False)
+    (x1, y1), (x2, y2) = next(batches), next(batches)
+    assert sorted(y1.tolist()) == sorted(y2.tolist()) == sorted(few.y[few.examples(1)].tolist())
+    assert not torch.equal(x1, x2)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
@@ -117,12 +113,12 @@ def test_as_left_has_the_mask_on_where_the_next_step_has(steps: int, restart: bo
     """With k = 3 all weights are there before the third step of a cycle only."""
     setting = Setting(epochs=6, batch=-(-42 // steps), width=SIZES[1], restart=restart)
     curves = train(Method("masks", (0.5, 0.5), k=3), setting, digits, [0])[0]
-    for epoch, full, left in zip(curves.epoch, curves.accuracy, curves.as_left, strict=True):
+    for epoch, (full, left) in enumerate(zip(curves.accuracy, curves.as_left, strict=True), 1):
         done = steps if restart else steps * epoch
         if done % 3 == 2:
             assert left == full
     on = [full != left for full, left in zip(curves.accuracy, curves.as_left, strict=True)]
-    assert any(on) == any((steps if restart else steps * epoch) % 3 != 2 for epoch in curves.epoch)
+    assert any(on) == any((steps if restart else steps * epoch) % 3 != 2 for epoch in range(1, 7))
 
 
 @pytest.mark.parametrize("rescale", [False, True])

@@ -7,19 +7,13 @@ import torch
 from torch.nn import functional as F
 
 import mrreg
+from benchmarks.core.comparison import Job
+from benchmarks.core.training import Curve, Loop, Plan, fit, mean_loss
+from benchmarks.experiments.ptb import experiment
 from benchmarks.experiments.ptb.data import Text
+from benchmarks.experiments.ptb.experiment import PtbConfig, batches, in_rows
+from benchmarks.experiments.ptb.methods import LENGTH, LR, Method, network
 from benchmarks.experiments.ptb.model import LanguageModel, sinusoids
-from benchmarks.experiments.ptb.training import (
-    LENGTH,
-    LR,
-    Method,
-    Setting,
-    batches,
-    held_out_loss,
-    in_rows,
-    network,
-    train,
-)
 
 WORDS, WIDTH = 12, 8
 METHODS = [
@@ -31,10 +25,25 @@ METHODS = [
 ]
 
 
+CPU = torch.device("cpu")
+
+
 @pytest.fixture
-def text() -> Text:
+def text(monkeypatch: pytest.MonkeyPatch) -> Text:
     train, valid, test = (torch.randint(WORDS, (n,)) for n in (300, 200, 150))
-    return Text(train, valid, test, WORDS)
+    text = Text(train, valid, test, WORDS)
+    monkeypatch.setattr(experiment, "penn_treebank", lambda *_: text)
+    return text
+
+
+def begin(method: Method, seed: int = 0) -> Loop:
+    config = PtbConfig(1, 2, (), batch=3, tokens=300, width=WIDTH)
+    return experiment.build(config, method, seed, Job("compare", 6, None, CPU, None, ""))
+
+
+def train(method: Method, epochs: int, seed: int = 0) -> Curve:
+    at = range(3, 3 * epochs + 1, 3)
+    return fit(begin(method, seed), Plan(at, ("validation", "test", "train")), CPU)
 
 
 def test_the_model_is_the_tutorials() -> None:
@@ -103,7 +112,7 @@ def test_unit_masks_stand_where_dropout_was() -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.kind}, momentum {m.momentum}")
 def test_training_is_the_plain_loop(method: Method, text: Text) -> None:
-    curve = train(method, Setting(2, batch=3, width=WIDTH), text, seed=5)
+    curve = train(method, epochs=2, seed=5)
     torch.manual_seed(5)
     model = network(method, WORDS, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=method.momentum)
@@ -119,34 +128,35 @@ def test_training_is_the_plain_loop(method: Method, text: Text) -> None:
             optimizer.zero_grad()
             F.cross_entropy(model(words[:, :-1]).reshape(-1, WORDS), words[:, 1:].reshape(-1)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        losses.append(held_out_loss(model, in_rows(text.valid, 50)))
-    assert curve.valid == losses
-    assert len(curve.train) == len(curve.test) == 2
+        losses.append(mean_loss(model, batches(in_rows(text.valid, 50))))
+    assert list(curve.values["validation"].values()) == losses
+    assert all(list(found) == [3, 6] for found in curve.values.values())
 
 
 @pytest.mark.parametrize("method", METHODS[1:], ids=lambda m: m.kind)
 def test_methods_differ_from_sgd_in_training_only(method: Method, text: Text) -> None:
-    same = [train(m, Setting(1, batch=3, width=WIDTH), text, seed=0).train[0] for m in (Method(), method)]
-    assert same[0] != same[1]
+    one, other = (train(each, epochs=1).values["train"][3] for each in (Method(), method))
+    assert one != other
     torch.manual_seed(0)
     model = network(method, WORDS, WIDTH)
     torch.manual_seed(0)
     plain = network(Method(), WORDS, WIDTH)
-    rows = in_rows(text.test, 50)
-    assert held_out_loss(model, rows) == pytest.approx(held_out_loss(plain, rows))
+    held_out = batches(in_rows(text.test, 50))
+    assert mean_loss(model, held_out) == pytest.approx(mean_loss(plain, held_out))
 
 
 def test_held_out_loss_is_the_mean_over_all_words_in_evaluation_mode(text: Text) -> None:
     model = network(Method("dropout", 0.5), WORDS, WIDTH)
     rows = in_rows(text.valid, 2)
-    got = held_out_loss(model, rows)
+    got = mean_loss(model, batches(rows))
     parts = [F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="none") for x, y in batches(rows)]
     assert got == pytest.approx(torch.cat(parts).mean().item(), rel=1e-6)
     assert not model.training
 
 
-def test_training_ends_when_the_minimum_is_so_long_past(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
-    losses = iter([5.0, 0, 4.0, 0, 4.5, 0, 3.0, 0, 3.5, 0, 3.2, 0, 1.0, 0])  # validation and test in turns
-    monkeypatch.setattr("benchmarks.experiments.ptb.training.held_out_loss", lambda *_: float(next(losses)))
-    curve = train(Method(), Setting(7, batch=3, patience=2, width=WIDTH), text, seed=0)
-    assert curve.valid == [5.0, 4.0, 4.5, 3.0, 3.5, 3.2]
+def test_an_epoch_has_as_many_steps_as_the_comparison_counts() -> None:
+    for config in (PtbConfig(1, 2, (0.1,), batch=3, tokens=300), experiment.PRESETS["paper"]):
+        rows = in_rows(torch.zeros(config.tokens or 929_589), config.batch)
+        (first, *_) = experiment.comparisons(config)
+        assert first.budgets[:2] == (len(batches(rows)), 2 * len(batches(rows)))
+        assert first.patience == config.patience

@@ -85,7 +85,7 @@ def test_claims_hold_only_where_they_should(numbers: tuple[float, float, float],
     (block,) = [block for chapter in chapters for block in chapter.blocks]
     assert len(block.claims) == 1 + 4 * (1 + 3)
     for claim in block.claims:
-        assert (claim.said == "holds") == (not failing or failing not in claim.text)
+        assert (claim.said == "reproduced") == (not failing or failing not in claim.text)
     assert any("a full step needs 2.0 MiB, a fast step 1.0 MiB" in fact for fact in block.facts)
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from benchmarks.core.errors import UserError
+from benchmarks.core.training import accuracy
 from benchmarks.experiments.transfer import models as transfer_models
-from benchmarks.experiments.transfer.data import load
+from benchmarks.experiments.transfer.data import load, prepare
 from benchmarks.experiments.transfer.models import SOURCES, MobileNetV1, Name, parts, pretrained
-from benchmarks.experiments.transfer.training import accuracy
 
 
 def saved(root: Path) -> dict[str, torch.Tensor]:
@@ -116,4 +116,5 @@ def test_the_resnet_knows_the_photographs_that_it_was_trained_on(data_dir: Path)
     saved = torch.load(data_dir / SOURCES["resnet20"].file, "cpu", weights_only=True)["state_dict"]
     fc = net.get_submodule("fc")
     fc.load_state_dict({name: saved[f"module.linear.{name}"] for name in ("weight", "bias")})
-    assert accuracy(net.eval(), load("cifar10", data_dir, 1, 300), pixels=32) > 88
+    task = load("cifar10", data_dir, 1, 300)
+    assert accuracy(net, [(prepare(task.test_x, 32), task.test_y)]) > 88

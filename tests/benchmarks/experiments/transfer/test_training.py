@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.experiments.transfer import training as transfer_train
+from benchmarks.core.comparison import Job
+from benchmarks.core.training import Loop
+from benchmarks.experiments.transfer import experiment
+from benchmarks.experiments.transfer.config import CONSTANT, DECAY, MOBILENET, VARIANTS, WEIGHT_DECAY, TransferConfig
 from benchmarks.experiments.transfer.data import Task
-from benchmarks.experiments.transfer.models import MobileNetV1
-from benchmarks.experiments.transfer.training import (
+from benchmarks.experiments.transfer.methods import (
     BLOCK,
     FC,
     FULL,
@@ -19,37 +21,39 @@ from benchmarks.experiments.transfer.training import (
     MULTIRATE_BLOCK,
     MULTIRATE_HELD,
     K,
-    Setting,
-    accuracy,
-    batches,
-    optimizer,
-    train,
 )
+from benchmarks.experiments.transfer.models import MobileNetV1
 
-SETTING = Setting("mobilenet", pixels=32, batch=4, steps=6, lr=0.01)
+CONFIG = TransferConfig(1, 1, (MOBILENET,), 3, images=9, validation=2, pixels=32, batch=4, lr=0.01, decay_lr=0.01)
 ALL = {"fc", "stage3", "stage2", "stage1"}
 
 
-def task(count: int = 9) -> Task:
-    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
-    return Task(x, torch.arange(count) % 10, x, torch.arange(count) % 10)
+@pytest.fixture(autouse=True)
+def _given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eleven random images, two of them for validation, and a network that is not pretrained."""
+    x, y = torch.randint(0, 256, (11, 3, 32, 32), dtype=torch.uint8), torch.arange(11) % 10
+    monkeypatch.setattr("benchmarks.experiments.transfer.data.load", lambda *_: Task(x, y, x[:5], y[:5]))
+    monkeypatch.setattr(experiment, "pretrained", lambda *_: MobileNetV1(10))
 
 
-def trained_parts(
-    monkeypatch: pytest.MonkeyPatch, method: str, setting: Setting = SETTING
-) -> tuple[list[set[str]], list[list[float]]]:
-    """The parts that got a gradient at each step, and the learning rates of the groups."""
-    seen: list[set[str]] = []
-    rates: list[list[float]] = []
-    plain = transfer_train.step
+def begin(method: str, variant: str = CONSTANT, *, steps: int = 6, seed: int = 0) -> Loop:
+    job = Job("compare", steps, (MOBILENET, VARIANTS[variant]), torch.device("cpu"), None, method)
+    return experiment.build(CONFIG, METHODS[method], seed, job)
 
-    def step(net: nn.Module, stepper: Any, x: Tensor, y: Tensor) -> None:
-        seen.append({name.partition(".")[0] for name, p in net.named_parameters() if p.requires_grad})
-        rates.append([group["lr"] for group in stepper.param_groups])
-        plain(net, stepper, x, y)
 
-    monkeypatch.setattr(transfer_train, "step", step)
-    train(MobileNetV1(10).train(), METHODS[method], setting, task(), 0, ())
+def course(loop: Loop, steps: int = 6) -> tuple[list[set[str]], list[list[float]]]:
+    """The parts that want a gradient at each step, and the learning rates of the groups."""
+    seen, rates = [], []
+    before: Any = loop.before
+
+    def watched(step: int) -> None:
+        before(step)
+        seen.append({name.partition(".")[0] for name, p in loop.model.named_parameters() if p.requires_grad})
+        rates.append([group["lr"] for group in loop.optimizer.param_groups])
+
+    loop.before = watched
+    for _ in range(steps):
+        loop.step()
     return seen, rates
 
 
@@ -64,64 +68,58 @@ def trained_parts(
         (GRADUAL, [{"fc"}] * 2 + [{"fc", "stage3"}] * 2 + [ALL - {"stage1"}] * 2),  # two steps an epoch
     ],
 )
-def test_what_trains_at_each_step(method: str, expected: list[set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained_parts(monkeypatch, method)[0] == expected
+def test_what_trains_at_each_step(method: str, expected: list[set[str]]) -> None:
+    assert course(begin(method))[0] == expected
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_frozen_does_not_move_and_the_rest_does(method: str) -> None:
-    net = MobileNetV1(10).train()
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    train(net, METHODS[method], SETTING, task(), 0, ())
-    moved = {name.partition(".")[0] for name, p in net.named_parameters() if not torch.equal(p, before[name])}
+    loop = begin(method)
+    before = {name: p.detach().clone() for name, p in loop.model.named_parameters()}
+    course(loop)
+    moved = {name.partition(".")[0] for name, p in loop.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {FC: {"fc"}, BLOCK: {"fc", "stage3"}, GRADUAL: ALL - {"stage1"}}.get(method, ALL)
 
 
 @pytest.mark.parametrize("method", [FULL, MULTIRATE, MULTIRATE_HELD])
 def test_options_reach_the_optimizer(method: str) -> None:
-    groups = optimizer(
-        MobileNetV1(10), METHODS[method], Setting("mobilenet", 32, 4, 1, 0.01, weight_decay=5e-4)
-    ).param_groups
+    groups = begin(method, WEIGHT_DECAY).optimizer.param_groups
     assert all(group["momentum"] == 0.9 and group["weight_decay"] == 5e-4 for group in groups)
     rates = {group.get("period", 1): group["lr"] for group in groups}
     assert rates == pytest.approx({FULL: {1: 0.01}, MULTIRATE: {1: 0.01, K: 0.01}}.get(method, {1: 0.01, K: 0.002}))
 
 
-def test_decay_is_linear_for_fast_and_slow_parts_with_rates_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    decaying = Setting("mobilenet", 32, 4, 4, 0.01, decay=True)
-    rates = trained_parts(monkeypatch, MULTIRATE_HELD, decaying)[1]
+def test_decay_is_linear_for_fast_and_slow_parts_with_rates_of_their_own() -> None:
+    rates = course(begin(MULTIRATE_HELD, DECAY, steps=4), 4)[1]
     assert [sorted(pair) for pair in rates] == [pytest.approx([0.002 * x, 0.01 * x]) for x in (1, 0.75, 0.5, 0.25)]
 
 
 def test_the_order_follows_from_the_seed_and_an_epoch_has_no_image_twice() -> None:
-    def labels(seed: int) -> list[int]:
-        stream = batches(task(8), 4, torch.Generator().manual_seed(seed))
-        return [int(y) for _, ys in zip(range(4), stream, strict=False) for y in ys[1]]
+    def labels(method: str, seed: int) -> list[int]:
+        return [int(y) for _, (_, ys) in zip(range(4), begin(method, seed=seed).batches, strict=False) for y in ys]
 
-    one, two, other = labels(1), labels(1), labels(2)
+    one, two, other = labels(FULL, 1), labels(MULTIRATE, 1), labels(FULL, 2)
     assert one == two != other
-    assert sorted(one[:8]) == sorted(one[8:]) == list(range(8))
+    assert len(set(one[:8])) == len(set(one[8:])) == 8
     assert one[:8] != one[8:]
 
 
-def test_evaluation_happens_where_asked_and_changes_nothing() -> None:
-    def weights(evaluate: tuple[int, ...]) -> tuple[dict[int, float], dict[str, Tensor]]:
+def test_images_of_the_validation_are_not_trained_on() -> None:
+    seen = {int(y) for _, (_, ys) in zip(range(20), begin(FULL).batches, strict=False) for y in ys}
+    (_, y), *_ = begin(FULL).splits["validation"]()
+    assert seen == set(range(9))
+    assert y.tolist() == [9, 0]  # the last two of eleven
+
+
+def test_evaluation_changes_nothing() -> None:
+    def weights(evaluated: bool) -> dict[str, Tensor]:
         torch.manual_seed(0)
-        net = MobileNetV1(10).train()
-        found = train(net, METHODS[MULTIRATE], SETTING, images, 3, evaluate)
-        return found, net.state_dict()
+        loop = begin(MULTIRATE, seed=3)
+        for _ in range(6):
+            loop.step()
+            if evaluated:
+                assert 0 <= loop.evaluate("test") <= 100
+        return loop.model.state_dict()
 
-    images = task()
-    often, one = weights((2, 6))
-    never, other = weights(())
-    assert list(often) == [2, 6]
-    assert never == {}
+    one, other = weights(True), weights(False)
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
-def test_accuracy_counts_the_right_ones() -> None:
-    class Says(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float()
-
-    assert accuracy(Says(), task(20), 32) == 10.0

@@ -102,36 +102,6 @@ def test_memory_that_somebody_else_sees_is_not_written_to(hand_over: Callable[[n
     assert torch.equal(layer.weight == before, mask._bits["weight"] == 0)
 
 
-def _own(mask: MultirateMask, layer: nn.Linear) -> None:
-    mask(torch.randn(2, 6)).sum().backward()
-    layer.weight.square().sum().backward()  # type: ignore[no-untyped-call]
-
-
-def _accumulated(mask: MultirateMask, layer: nn.Linear) -> None:
-    mask(torch.randn(2, 6)).sum().backward()
-    _own(mask, layer)
-
-
-def _inside(mask: MultirateMask, layer: nn.Linear) -> None:
-    mask(torch.randn(2, 6, requires_grad=True)).sum().backward()
-
-
-@pytest.mark.parametrize("backward", [_own, _accumulated, _inside])
-def test_autograds_own_gradient_is_masked_where_it_is(backward: Callable[[Any, Any], None]) -> None:
-    layer, mask, driver = _masked()
-    seen = []
-    slow = mask._bits["weight"] == 0
-    for _ in range(2):
-        backward(mask, layer)
-        assert layer.weight.grad is not None
-        address = layer.weight.grad.data_ptr()
-        driver.step()
-        seen.append(layer.weight.grad.data_ptr() == address)
-        assert not layer.weight.grad[slow].any()
-        driver.zero_grad()
-    assert seen == [True, True]
-
-
 def test_a_step_that_fails_gives_the_gradient_back(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, _mask, driver = _masked()
     gradient = torch.ones(5, 6)

@@ -1,28 +1,12 @@
-"""What the transfer benchmark runs: pairs of network and data, variants, presets, and the names of the runs."""
+"""The pairs of network and data of the transfer benchmarks, the variants of the comparison, and their presets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
-from statistics import fmean
-from typing import Literal
 
-from benchmarks.core.records import Record
-from benchmarks.core.runner import Run
+from benchmarks.core.comparison import Search
 from benchmarks.experiments.transfer import data as transfer_data
 from benchmarks.experiments.transfer import models as transfer_models
-from benchmarks.experiments.transfer.training import (
-    BLOCK,
-    FC,
-    FULL,
-    GRADUAL,
-    MULTIRATE,
-    MULTIRATE_BLOCK,
-    MULTIRATE_HELD,
-)
-
-TUNING = 1000  # the seed of the trials, so that they share none with the comparison
-PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
-FEW = (FULL, MULTIRATE, BLOCK)  # for which there is time on a CPU
+from benchmarks.experiments.transfer.methods import FEW, MULTIRATE_HELD, PAPER
 
 
 @dataclass(frozen=True)
@@ -33,7 +17,7 @@ class Variant:
         decay: The learning rate falls linearly to 0.
         weight_decay: As in torch.optim.SGD.
         own: Every method has the learning rate that a search found for it.
-        few: Whether it has `few` seeds, and not `seeds`.
+        few: It has `few` seeds, and not `seeds`.
     """
 
     decay: bool = False
@@ -64,7 +48,7 @@ class Pair:
         return f"{transfer_models.SOURCES[self.network].title} on {transfer_data.TITLES[self.data]}"
 
     def methods(self, variant: str) -> tuple[str, ...]:
-        """Who takes part in a variant."""
+        """Return who takes part in a variant."""
         own = (MULTIRATE_HELD,) if VARIANTS[variant].own else ()
         return (*(FEW if self.network == "mobilenet" and variant != CONSTANT else PAPER), *own)
 
@@ -99,6 +83,10 @@ class TransferConfig:
     points: int = 5
     timings: int = 15
 
+    def epoch(self, pair: Pair) -> int:
+        """Return the steps of an epoch; the last, short batch is left out."""
+        return (self.images or (self.pool or transfer_data.IMAGES[pair.data]) - self.validation) // self.batch
+
 
 PRESETS = {
     "smoke": TransferConfig(
@@ -114,54 +102,7 @@ PRESETS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Job:
-    """What one run does: the timing, a trial of a learning rate, or one seed of a comparison."""
-
-    what: Literal["cost", "trial", "compare"]
-    pair: Pair
-    method: str = ""
-    variant: str = ""
-    lr: float = 0.0
-
-
-def runs(config: TransferConfig) -> list[Run]:
-    """The timings; then variant by variant, the main one first, its search if it has one and its seeds in turn."""
-    found = [Run(cost_key(pair), (0,), Job("cost", pair)) for pair in config.pairs]
-    for name, variant in VARIANTS.items():
-        pairs = [pair for pair in config.pairs if name in pair.variants]
-        if variant.own:
-            for pair, lr in product(pairs, config.lrs):
-                jobs = [Job("trial", pair, method, lr=lr) for method in pair.methods(name)]
-                found.extend(Run(trial_key(pair, job.method, lr), (TUNING,), job) for job in jobs)
-        for seed, pair in product(range(min(config.few, config.seeds) if variant.few else config.seeds), pairs):
-            jobs = [Job("compare", pair, method, name) for method in pair.methods(name)]
-            found.extend(Run(key(pair, name, job.method), (seed,), job) for job in jobs)
-    return found
-
-
-def cost_key(pair: Pair) -> str:
-    """The timing in the record."""
-    return f"{pair.title}: cost"
-
-
-def trial_key(pair: Pair, method: str, lr: float) -> str:
-    """A trial's method in the record."""
-    return f"{pair.title}: search, lr {lr:g}: {method}"
-
-
-def key(pair: Pair, variant: str, method: str) -> str:
-    """A method of a comparison in the record."""
-    return f"{pair.title}: {variant}: {method}"
-
-
-def validation(record: Record, pair: Pair, method: str, lr: float) -> float:
-    """Mean validation accuracy of a trial; 0 where it has not run."""
-    found = record.numbers(trial_key(pair, method, lr), "validation accuracy").values()
-    return fmean(found) if found else 0.0
-
-
-def chosen(record: Record, pair: Pair, method: str) -> float:
-    """The learning rate with which a method does best on the validation images; the smaller one of equals."""
-    tried: Sequence[float] = record.config["lrs"]
-    return max(tried, key=lambda lr: validation(record, pair, method, lr))
+def search(pair: Pair, lrs: Sequence[float]) -> Search:
+    """Return the search for everyone's learning rate."""
+    grid = {method: [{"lr": lr} for lr in lrs] for method in pair.methods(OWN)}
+    return Search(grid, trial=lambda name, options: f"{pair.title}: search, lr {options['lr']:g}: {name}")

@@ -1,0 +1,223 @@
+"""Methods compared at equal steps and at equal seconds: search, timing, comparison and resuming for any experiment.
+
+An experiment says what its methods are (frozen dataclasses, by name), which `Comparison`s follow from a configuration,
+and how one training is built:
+
+    def comparisons(config):                       # names in the record and numbers of steps, no data yet
+        return [Comparison(METHODS, config.seeds, evenly(config.steps, 5),
+                           costs=Costs("plain"), search=Search({"dropout": [{"p": 0.2}, {"p": 0.5}]}))]
+
+    def build(config, method, seed, job):          # a Trainer: step() and evaluate(split); usually a `training.Loop`
+        ...
+
+    STUDY = Study("name", PRESETS, comparisons, build, data="scikit-learn's digits")
+    BENCHMARK = STUDY.benchmark(sections)
+
+Everything else follows. Options of a method are tried on "validation" with seeds that the comparison does not use; the
+best ones replace the method's fields. A step of every method is timed with all methods in turns in one process. Then
+every method and seed is trained once, for as many steps as its budgets of steps and of the baseline's seconds ask for,
+and evaluated on "test" at each of them. Where a schedule depends on the length of a training (`scheduled`), equal steps
+and equal seconds are two trainings. `study_sections` makes the report. See docs/adding-an-experiment.md.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import partial
+from itertools import product
+from statistics import median
+from typing import Generic, Literal, TypeVar
+
+from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
+from benchmarks.core.records import Config, Result
+from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.core.sections import Section
+from benchmarks.core.timing import interleaved
+from benchmarks.core.training import Curve, Plan, Trainer, fit
+
+C = TypeVar("C", bound=Config)
+M = TypeVar("M")
+
+
+@dataclass(frozen=True)
+class Task(Generic[M]):
+    """What one run of the record does."""
+
+    what: Literal["costs", "trial", "compare"]
+    comparison: Comparison[M]
+    name: str = ""
+    options: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study(Generic[C, M]):
+    """An experiment that compares methods.
+
+    Args:
+        name: As on the command line.
+        presets: Configurations by name.
+        comparisons: What is compared under a configuration, in the order in which it is worth having.
+        build: Makes the trainer of a method and a seed. Seeds torch's random state itself.
+        metric: What `Trainer.evaluate` returns, in a word, and its unit.
+        lower: Less of it is better.
+        result: What is kept of a training; None keeps `default_result`.
+        measure: What else is measured of the trainers whose steps are timed.
+        data: On which data a configuration trains, in words.
+    """
+
+    name: str
+    presets: Mapping[str, C]
+    comparisons: Callable[[C], Sequence[Comparison[M]]]
+    build: Callable[[C, M, int, Job], Trainer]
+    metric: str = "accuracy"
+    lower: bool = False
+    result: Callable[[C, Outcome[M]], Result] | None = None
+    measure: Callable[[Mapping[str, Trainer]], Result] = lambda trainers: {}
+    data: str | Callable[[C], str] = ""
+
+    def benchmark(self, sections: Sequence[Section] = ()) -> Benchmark[C]:
+        """Return the study as a benchmark with what the report shows of it."""
+        return Benchmark(self.name, self.presets, self.runs, self.execute, tuple(sections), self.data)
+
+    def runs(self, config: C) -> list[Run]:
+        """Return every run: of each comparison the timing, the trials, and each seed of each method."""
+        found: dict[str, Run] = {}
+        for comparison in self.comparisons(config):
+            for run in self._runs(comparison):
+                found.setdefault(run.key, run)  # comparisons may share a timing and trials
+        return list(found.values())
+
+    def _runs(self, comparison: Comparison[M]) -> list[Run]:
+        costs, search = comparison.costs, comparison.search
+        timing = [Run(costs.name, (0,), Task("costs", comparison))] if costs else []
+        trials = [
+            Run(search.trial(name, options), (TUNING + seed,), Task("trial", comparison, name, options))
+            for seed in range(search.seeds)
+            for name, grid in search.grid.items()
+            for options in grid
+        ] if search else []  # fmt: skip
+        seeds = range(comparison.first_seed, comparison.first_seed + comparison.seeds)
+        compared = [
+            Run(f"{comparison.prefix}{name}", (seed,), Task("compare", comparison, name))
+            for seed, name in product(seeds, comparison.methods)
+        ]
+        first = timing + trials if search and search.at == "seconds" else trials + timing
+        return first + compared
+
+    def execute(self, config: C, run: Run, context: Context) -> list[Result]:
+        """Execute one run."""
+        task: Task[M] = run.options
+        (seed,) = run.seeds
+        execution = _Execution(self, config, task, seed, context)
+        return [execution.costs() if task.what == "costs" else execution.result()]
+
+    def default_result(self, outcome: Outcome[M]) -> Result:
+        """Return the numbers of a training under the names that `study_sections` knows."""
+        if outcome.what == "trial":
+            return {f"validation {self.metric}": outcome.last(), **outcome.options}
+        steps, seconds = outcome.at_steps(), outcome.at_seconds()
+        return {
+            self.metric: steps[-1],
+            f"{self.metric} at equal seconds": seconds[-1],
+            "steps at equal seconds": outcome.equal[-1],
+            "relative cost": outcome.relative,
+            "training seconds": outcome.by_steps.seconds,
+            f"{self.metric} by step": steps,
+            f"{self.metric} by time": seconds,
+            "step": list(outcome.budgets),
+            "seconds": list(outcome.seconds),
+            **outcome.options,
+        }
+
+
+@dataclass(frozen=True)
+class _Execution(Generic[C, M]):
+    """One run of a study: a timing of all methods, or a training."""
+
+    study: Study[C, M]
+    config: C
+    task: Task[M]
+    seed: int
+    context: Context
+
+    def costs(self) -> Result:
+        """Return the median seconds of a step of every method that is charged by its own, and those of every turn."""
+        comparison = self.task.comparison
+        costs = comparison.costs
+        assert costs is not None
+        chosen = {name: self._method(name)[0] for name in comparison.methods}
+        timed = {name: method for name, method in chosen.items() if costs.charge(name, method, 0) == name}
+        trainers = {name: self._trainer(name, method, costs.cycle) for name, method in {**timed, **costs.also}.items()}
+
+        def turn(trainer: Trainer) -> None:
+            for _ in range(costs.cycle):
+                trainer.step()
+
+        cases = {name: partial(turn, trainer) for name, trainer in trainers.items()}
+        seconds = interleaved(cases, costs.turns, self.context.device, warmup=1)
+        steps = {name: [each / costs.cycle for each in turns] for name, turns in seconds.items()}
+        medians = {name: median(each) for name, each in steps.items()}
+        return {**medians, "all": steps, **self.study.measure(trainers)}
+
+    def result(self) -> Result:
+        """Train, and return what is kept of it."""
+        task, comparison = self.task, self.task.comparison
+        method, options = self._method(task.name)
+        trial = task.what == "trial"
+        counted = comparison.costs is not None and not (trial and comparison.search and comparison.search.at == "steps")
+        equal, seconds, relative = self._equal(method) if counted else (comparison.budgets, (), 1.0)
+        ends = {equal[-1]} if trial and not comparison.watched else {*comparison.budgets, *equal}
+        if comparison.scheduled and equal != comparison.budgets and not trial:
+            by_steps, by_seconds = (self._fit(method, at) for at in (comparison.budgets, equal))
+        else:
+            by_steps = by_seconds = self._fit(method, ends)
+        outcome = Outcome(
+            task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
+            by_steps, by_seconds,
+        )  # fmt: skip
+        return self.study.result(self.config, outcome) if self.study.result else self.study.default_result(outcome)
+
+    def _method(self, name: str) -> tuple[M, Options]:
+        """Return a method with its options: those on trial, or the chosen ones."""
+        comparison = self.task.comparison
+        method = comparison.methods[name]
+        options = self.task.options or (
+            comparison.search.chosen(self.context.record, name) if comparison.search else {}
+        )
+        if not options:
+            return method, options
+        assert is_dataclass(method)
+        assert not isinstance(method, type)
+        return replace(method, **options), options
+
+    def _equal(self, method: M) -> tuple[tuple[int, ...], tuple[float, ...], float]:
+        """Return as many steps as fit into the seconds of each budget, their seconds, and those of one step.
+
+        A step belongs to a budget if at least half of it lies within; the first one always does. The seconds of one
+        step are the mean up to the last budget, over those of the baseline.
+        """
+        comparison, costs = self.task.comparison, self.task.comparison.costs
+        assert costs is not None
+        measured = self.context.record.results(costs.name)[0]
+        baseline = measured[costs.baseline]
+        spent, steps, found = 0.0, 0, []
+        for budget in comparison.budgets:
+            while True:
+                cost = float(measured[costs.charge(self.task.name, method, steps)])
+                if steps and spent + cost / 2 > budget * baseline * (1 + 1e-9):
+                    break
+                spent, steps = spent + cost, steps + 1
+            found.append((steps, spent))
+        equal, seconds = zip(*found, strict=True)
+        return equal, seconds, spent / steps / baseline
+
+    def _fit(self, method: M, at: Collection[int]) -> Curve:
+        comparison = self.task.comparison
+        trainer = self._trainer(self.task.name, method, max(at))
+        splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
+        plan = Plan(at, splits, comparison.patience, self.study.lower)
+        track = partial(self.context.track, what=self.task.name)
+        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}"))
+
+    def _trainer(self, name: str, method: M, steps: int) -> Trainer:
+        job = Job(self.task.what, steps, self.task.comparison.setting, self.context.device, self.context.data_dir, name)
+        return self.study.build(self.config, method, self.seed, job)

@@ -1,0 +1,294 @@
+"""Training as every experiment needs it: steps with evaluations on the way, one accuracy, and going on after a stop."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from benchmarks.core.checkpoints import Checkpoint, Resumable
+from benchmarks.core.timing import clock
+
+Batch = tuple[Tensor, ...]
+"""What the model takes, and labels last."""
+
+
+class Trainer(Protocol):
+    """A training under way: an experiment builds one for each method and seed."""
+
+    def step(self) -> object:
+        """Take one optimizer step on the next batch."""
+
+    def evaluate(self, split: str) -> float:
+        """Return the number that methods are compared by, on the data of a split ("validation", "test")."""
+        ...
+
+
+class Batches:
+    """Batches of a data set without end, whose order follows from a generator and is saved with it.
+
+    Args:
+        order: The batches of the next epoch, each as whatever `take` takes (indices, a slice).
+        take: The batch itself.
+        generator: From which `order` draws.
+    """
+
+    def __init__(
+        self,
+        order: Callable[[torch.Generator], Sequence[Any]],
+        take: Callable[[Any], Batch],
+        generator: torch.Generator,
+    ) -> None:
+        self._order, self._take, self._generator = order, take, generator
+        self._begun = generator.get_state()
+        self._epoch: Sequence[Any] = ()
+        self._place = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._place == len(self._epoch):
+            self._begin()
+        self._place += 1
+        return self._take(self._epoch[self._place - 1])
+
+    def _begin(self) -> None:
+        self._begun = self._generator.get_state()
+        self._epoch, self._place = self._order(self._generator), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator's state at the beginning of the epoch, and the place in it."""
+        return {"begun": self._begun, "place": self._place, "any": len(self._epoch) > 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved place."""
+        self._generator.set_state(state["begun"])
+        if state["any"]:
+            self._begin()
+            self._place = state["place"]
+
+
+def shuffled(count: int, size: int, *, short: bool = True) -> Callable[[torch.Generator], Sequence[Tensor]]:
+    """Return an `order` for `Batches`: the indices of all examples, each epoch anew; a short last batch is optional."""
+
+    def order(generator: torch.Generator) -> Sequence[Tensor]:
+        parts = torch.randperm(count, generator=generator).split(size)  # type: ignore[no-untyped-call]
+        return [part for part in parts if short or len(part) == size]
+
+    return order
+
+
+@torch.no_grad()
+def percent_right(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    training: bool = False,
+    decide: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
+) -> Tensor:
+    """Return the percentage of examples that a model gets right: one number, or one a model where several are stacked.
+
+    Args:
+        model: Left in the mode in which it was.
+        batches: Inputs, and labels last.
+        training: Leave the model in training mode, where masks are on.
+        decide: Labels from the model's output.
+
+    Shape:
+        Output of `decide`: (N) or (models, N). Result: () or (models).
+    """
+    before = model.training
+    model.train(training)
+    right, count = torch.zeros((), dtype=torch.long), 0
+    for *inputs, y in batches:
+        right = (decide(model(*inputs)) == y).sum(-1) + right.to(y.device)
+        count += y.shape[-1]
+    model.train(before)
+    return 100 * right.double() / count
+
+
+def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return the percentage of examples that a model in evaluation mode gets right."""
+    return float(percent_right(model, batches))
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of (..., classes) and (...)."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return the mean cross-entropy of all labels, the model being in evaluation mode."""
+    model.eval()
+    losses, count = [], 0
+    for *inputs, y in batches:
+        losses.append(y.numel() * cross_entropy(model(*inputs), y).double())
+        count += y.numel()
+    return float(torch.stack(losses).sum()) / count
+
+
+@dataclass
+class Loop:
+    """The ordinary training loop, as a `Trainer`.
+
+    Args:
+        model: Takes all of a batch but the labels.
+        optimizer: Over its parameters.
+        batches: To train on.
+        splits: To evaluate on: batches by the name of the split.
+        metric: What is evaluated.
+        loss: Of outputs and labels.
+        before: Called with the number of steps taken so far before each step: a schedule as a function of the step.
+        after: Called after every step.
+        forward: A context for the forward pass (autocast).
+        scheduler: Steps after every step; saved with the training.
+        resumable: State of everything is in model, optimizer, scheduler and batches; False where `after` keeps more.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    batches: Iterator[Batch]
+    splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
+    metric: Callable[[nn.Module, Iterable[Batch]], float] = accuracy
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    before: Callable[[int], object] = lambda step: None
+    after: Callable[[], object] = lambda: None
+    forward: Callable[[], AbstractContextManager[Any]] = nullcontext
+    scheduler: Any = None
+    resumable: bool = True
+    steps: int = 0
+    loss_sum: Tensor | float = 0.0
+    loss_count: int = 0
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        *inputs, y = next(self.batches)
+        self.model.train()
+        self.before(self.steps)
+        with self.forward():
+            loss = self.loss(self.model(*inputs), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.after()
+        self.steps += 1
+        self.loss_sum = self.loss_sum + loss.detach().double()
+        self.loss_count += 1
+
+    def evaluate(self, split: str) -> float:
+        """Return the metric on a split; on "train" the mean loss of the steps since it was last asked for."""
+        if split == "train":
+            mean = float(self.loss_sum) / self.loss_count
+            self.loss_sum, self.loss_count = 0.0, 0
+            return mean
+        return self.metric(self.model, self.splits[split]())
+
+    def _stateful(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "batches": self.batches, "scheduler": self.scheduler}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next steps depend on, but for torch's random state."""
+        counts = {"steps": self.steps, "loss_sum": self.loss_sum, "loss_count": self.loss_count}
+        return {name: part.state_dict() for name, part in self._stateful().items()} | counts
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        for name, part in self._stateful().items():
+            part.load_state_dict(state[name])
+        self.steps, self.loss_sum, self.loss_count = (state[name] for name in ("steps", "loss_sum", "loss_count"))
+
+
+@dataclass
+class Curve:
+    """Numbers by split and step at which they were found, the steps taken so far, and their seconds.
+
+    `times` are the seconds of all steps up to each evaluation; evaluations are not in them.
+    """
+
+    values: dict[str, dict[int, float]]
+    times: dict[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    steps: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of it."""
+        return {"values": self.values, "times": self.times, "seconds": self.seconds, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved one."""
+        self.values, self.times = state["values"], state["times"]
+        self.seconds, self.steps = state["seconds"], state["steps"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train, and what to look at.
+
+    Args:
+        at: After how many steps to evaluate; the last one ends the training.
+        splits: On what.
+        patience: End after so many evaluations without a new best one on the first split; None never does.
+        lower: Less is better.
+    """
+
+    at: Collection[int]
+    splits: Sequence[str]
+    patience: int | None = None
+    lower: bool = False
+
+    def ended(self, curve: Curve) -> bool:
+        """Tell whether the training has gone on for long enough."""
+        if self.patience is None:
+            return False
+        seen = list(curve.values[self.splits[0]].values())
+        best = (min if self.lower else max)(seen, default=0.0)
+        return len(seen) - 1 - (seen.index(best) if seen else 0) >= self.patience
+
+
+def fit(
+    trainer: Trainer,
+    plan: Plan,
+    device: torch.device,
+    track: Callable[[Iterable[int]], Iterable[int]] = iter,
+    checkpoint: Path | None = None,
+) -> Curve:
+    """Train, and evaluate on the way.
+
+    Args:
+        trainer: Takes the steps.
+        plan: How many, and what to evaluate when.
+        device: Whose seconds are counted; those of evaluations are left out.
+        track: Wraps the steps in a progress bar.
+        checkpoint: The file from which a training that was cut short goes on; None begins anew.
+    """
+    curve = Curve({split: {} for split in plan.splits})
+    keeps = isinstance(trainer, Resumable) and getattr(trainer, "resumable", True)
+    saved = Checkpoint(checkpoint if keeps else None, {"trainer": trainer, "curve": curve})
+    saved.load()
+    now = clock(device)
+    start = now()
+    for step in track(range(curve.steps + 1, max(plan.at) + 1)):
+        if plan.ended(curve):
+            break
+        trainer.step()
+        curve.steps = step
+        if step in plan.at or saved.due():
+            curve.seconds += now() - start
+            if step in plan.at:
+                curve.times[step] = curve.seconds
+                for split in plan.splits:
+                    curve.values[split][step] = trainer.evaluate(split)
+            if saved.due():
+                saved.save()
+            start = now()
+    return curve

@@ -1,0 +1,54 @@
+"""What became of every source of dropout in a model, and how it reads."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+HELD = (
+    "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
+    "passes of one batch) gets none from them."
+)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """What became of one dropout.
+
+    Args:
+        what: The dropout.
+        masks: The structure of the mask at each path that stands for it; empty where it was left.
+        reason: Why so.
+    """
+
+    what: str
+    masks: Mapping[str, str]
+    reason: str
+
+    @property
+    def replaced(self) -> bool:
+        """True if masks stand for it now."""
+        return bool(self.masks)
+
+    def __str__(self) -> str:
+        masks = ", ".join(f"{structure} mask on {path}" for path, structure in self.masks.items())
+        return f"{self.what} -> {masks or 'left'}: {self.reason}"
+
+
+class Report(dict[str, Swap]):
+    """What became of each source of dropout, by its path in the model; printed, one line each.
+
+    Args:
+        swaps: What became of each.
+        notes: Sentences that concern the whole model.
+    """
+
+    def __init__(self, swaps: Mapping[str, Swap], notes: tuple[str, ...] = ()) -> None:
+        super().__init__(swaps)
+        self.notes = notes
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        replaced = sum(swap.replaced for swap in self.values())
+        head = f"{replaced} of {len(self)} dropouts replaced by masks"
+        lines = [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
+        notes = (*self.notes, HELD) if replaced else self.notes
+        return "\n".join([head, *lines, *notes])

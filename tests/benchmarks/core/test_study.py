@@ -1,0 +1,219 @@
+"""A study: its runs, the search, who gets how many steps, and trainings of scheduled methods."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.core import runner
+from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly
+from benchmarks.core.records import Record, load
+from benchmarks.core.study import Study
+from benchmarks.core.study_sections import Shown, study_sections
+
+
+@dataclass(frozen=True)
+class Method:
+    """The fake clock moves by `cost` at every step; accuracy is `gain` times the steps so far."""
+
+    cost: float = 1.0
+    gain: float = 1.0
+
+
+@dataclass(frozen=True)
+class Config:
+    seeds: int = 2
+    budgets: tuple[int, ...] = (4, 8)
+
+
+METHODS = {"plain": Method(), "cheap": Method(cost=0.5), "dear": Method(cost=3.0, gain=2.0)}
+GRID = {"cheap": [{"gain": 0.5}, {"gain": 1.5}, {"gain": 1.5, "cost": 0.25}]}
+
+
+@dataclass
+class Fake:
+    """A trainer with no network, which notes what is done with it."""
+
+    method: Method
+    job: Job
+    seed: int
+    clock: list[float]
+    steps: int = 0
+    seen: list[tuple[str, int]] = field(default_factory=list)
+
+    def step(self) -> None:
+        self.steps += 1
+        self.clock[0] += self.method.cost
+
+    def evaluate(self, split: str) -> float:
+        self.seen.append((split, self.steps))
+        return self.steps * self.method.gain
+
+
+Made = tuple[Study[Config, Method], list[Fake]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The study, and all trainers that it builds."""
+    return study(monkeypatch, costs=Costs("plain", turns=2, cycle=3), search=Search(GRID, like={"dear": "nobody"}))
+
+
+def study(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
+    clock, built = [0.0], list[Fake]()
+    monkeypatch.setattr("benchmarks.core.timing.time.process_time", lambda: clock[0])
+    monkeypatch.setattr("benchmarks.core.timing.time.perf_counter", lambda: clock[0])
+
+    def build(config: Config, method: Method, seed: int, job: Job) -> Fake:
+        built.append(Fake(method, job, seed, clock))
+        return built[-1]
+
+    def comparisons(config: Config) -> list[Comparison[Method]]:
+        return [Comparison(METHODS, config.seeds, config.budgets, setting="here", **options)]
+
+    return Study("toy", {"smoke": Config()}, comparisons, build), built
+
+
+def record_of(made: Made, folder: Path) -> Record:
+    return load(runner.run(made[0].benchmark(), "smoke", folder).path)
+
+
+def test_runs_are_the_trials_the_timing_and_every_seed_of_every_method(made: Made) -> None:
+    keys = [run.key for run in made[0].runs(Config())]
+    assert keys[:4] == [
+        "search: cheap, gain = 0.5 | seed 1000",
+        "search: cheap, gain = 1.5 | seed 1000",
+        "search: cheap, gain = 1.5, cost = 0.25 | seed 1000",
+        "costs | seed 0",
+    ]
+    assert keys[4:] == [f"{name} | seed {seed}" for seed in (0, 1) for name in METHODS]
+
+
+def test_the_timing_comes_first_where_trials_end_at_equal_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy, _ = study(monkeypatch, costs=Costs("plain"), search=Search(GRID, at="seconds"))
+    assert toy.runs(Config())[0].key == "costs | seed 0"
+
+
+def test_comparisons_share_a_timing_and_trials_of_the_same_name(made: Made) -> None:
+    def comparisons(config: Config) -> list[Comparison[Method]]:
+        (one,) = made[0].comparisons(config)
+        return [one, replace(one, prefix="again: ", seeds=1)]
+
+    once, both = made[0], replace(made[0], comparisons=comparisons)
+    more = [f"again: {name} | seed 0" for name in METHODS]
+    assert [run.key for run in both.runs(Config())] == [*(run.key for run in once.runs(Config())), *more]
+
+
+def test_the_best_options_on_validation_data_are_used(made: Made, tmp_path: Path) -> None:
+    record = record_of(made, tmp_path)
+    trials = [each for each in made[1] if each.job.what == "trial"]
+    assert [each.seen for each in trials] == [[("validation", 8)]] * 3
+    assert {each.seed for each in trials} == {1000}
+    used = {each.method for each in made[1] if each.job.what == "compare" and each.job.name == "cheap"}
+    assert used == {Method(cost=0.5, gain=1.5)}  # the first of two equals
+    assert record.numbers("cheap", "gain") == {0: 1.5, 1: 1.5}
+    assert record.numbers("search: cheap, gain = 0.5", "validation accuracy") == {1000: 4.0}
+
+
+def test_a_method_takes_what_the_search_has_found_for_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    toy = study(monkeypatch, search=Search({"cheap": [{"gain": 0.5}, {"gain": 1.5}]}, like={"dear": "cheap"}))
+    record_of(toy, tmp_path)
+    assert {each.method.gain for each in toy[1] if each.job.what == "compare"} == {1.0, 1.5}
+    assert {each.method for each in toy[1] if each.job.name == "dear"} == {Method(3.0, 1.5)}
+
+
+def test_less_can_be_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    search = Search(GRID, score=lambda result: -result["validation loss"])
+    toy, built = study(monkeypatch, search=search)
+    record_of((replace(toy, metric="loss"), built), tmp_path)
+    assert {each.method.gain for each in built if each.job.name == "cheap" and each.job.what == "compare"} == {0.5}
+
+
+def test_everyone_gets_the_steps_and_the_seconds_of_the_baseline(made: Made, tmp_path: Path) -> None:
+    record = record_of(made, tmp_path)
+    assert {name: record.results("costs")[0][name] for name in METHODS} == {"plain": 1.0, "cheap": 0.5, "dear": 3.0}
+    assert record.results("costs")[0]["all"]["dear"] == [3.0, 3.0]
+    found = {name: record.results(name)[1] for name in METHODS}
+    assert [found[name]["steps at equal seconds"] for name in METHODS] == [8, 16, 3]
+    assert [found[name]["relative cost"] for name in METHODS] == [1.0, 0.5, 3.0]
+    assert found["dear"]["accuracy by step"] == [8.0, 16.0]
+    assert found["dear"]["accuracy by time"] == [2.0, 6.0]
+    assert (found["cheap"]["accuracy"], found["cheap"]["accuracy at equal seconds"]) == (12.0, 24.0)
+    cheap = next(each for each in made[1] if each.job.name == "cheap" and each.job.what == "compare")
+    assert [step for _, step in cheap.seen] == [4, 8, 16]  # one training for both
+    assert (cheap.job.steps, cheap.job.setting) == (16, "here")
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(0.99, 4), (1.01, 4), (1.2, 3), (8.1, 1), (0.8, 5), (1.6, 3)])
+def test_a_step_counts_where_half_of_it_fits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cost: float, expected: int
+) -> None:
+    monkeypatch.setitem(METHODS, "dear", Method(cost=cost))
+    toy, built = study(monkeypatch, costs=Costs("plain"))
+    short = replace(toy, presets={"smoke": Config(budgets=(4,))})
+    assert record_of((short, built), tmp_path).results("dear")[0]["steps at equal seconds"] == expected
+
+
+def test_steps_may_be_charged_by_other_timings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def charge(name: str, method: Method, step: int) -> str:
+        return ("extra" if step < 2 else "plain") if name == "dear" else name
+
+    costs = Costs("plain", also={"extra": Method(cost=0.25)}, charge=charge)
+    record = record_of(study(monkeypatch, costs=costs), tmp_path)
+    assert record.results("costs")[0].keys() == {"plain", "cheap", "extra", "all"}
+    assert record.results("dear")[0]["steps at equal seconds"] == 10  # 0.5 + 8 of 8 seconds: half of the last fits
+
+
+def test_trials_at_equal_seconds_end_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    toy = study(monkeypatch, costs=Costs("plain"), search=Search({"cheap": [{"gain": 2.0}]}, at="seconds"))
+    record_of(toy, tmp_path)
+    (trial,) = (each for each in toy[1] if each.job.what == "trial")
+    assert trial.seen == [("validation", 16)]
+
+
+def test_a_scheduled_method_is_trained_once_for_its_steps_and_once_for_its_seconds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy = study(monkeypatch, costs=Costs("plain"), scheduled=True)
+    record = record_of(toy, tmp_path)
+    lengths = {
+        name: [each.job.steps for each in toy[1] if each.job.name == name and each.seed == 1] for name in METHODS
+    }
+    assert lengths == {"plain": [8], "cheap": [8, 16], "dear": [8, 3]}
+    assert record.results("dear")[1]["accuracy"] == 16.0
+    assert record.results("dear")[1]["accuracy at equal seconds"] == 6.0
+
+
+def test_without_costs_there_are_no_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    toy = study(monkeypatch)
+    assert "costs | seed 0" not in {run.key for run in toy[0].runs(Config())}
+    assert record_of(toy, tmp_path).results("dear")[0]["steps at equal seconds"] == 8
+
+
+def test_budgets_are_evenly_spread() -> None:
+    assert evenly(10, 4) == (2, 5, 7, 10)
+    assert evenly(2, 4) == (1, 2)
+
+
+def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> None:
+    record = record_of(made, tmp_path)
+    shown = Shown("Toy", {name: name for name in METHODS}, [("cheap", "plain"), ("plain", "dear")])
+    steps, seconds, costs = study_sections(shown, "plain")
+
+    def first(values: Sequence[float]) -> float:
+        return values[0]
+
+    assert [first(row.values(record)) for row in steps.rows] == [8.0, 12.0, 16.0]
+    assert [first(claim.values(record)) for claim in steps.claims] == [4.0, -8.0]
+    assert [first(row.values(record)) for row in seconds.rows] == [8.0, 24.0, 6.0]
+    assert [first(row.values(record)) for row in costs.rows] == [1.0, 0.5, 3.0]
+    (less, _, _) = study_sections(replace(shown, lower=True), "plain")
+    assert [first(claim.values(record)) for claim in less.claims] == [-4.0, 8.0]
+
+
+def test_trainers_get_the_device_and_the_folder(made: Made, tmp_path: Path) -> None:
+    record_of(made, tmp_path)
+    assert {(each.job.device, each.job.data_dir) for each in made[1]} == {(torch.device("cpu"), None)}

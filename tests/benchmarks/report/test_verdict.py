@@ -1,0 +1,94 @@
+"""The verdict on claims and numbers, and how a row counts them."""
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from helpers.records import BETTER, ROWS, WORSE, record
+
+from benchmarks.core.sections import Claim, Paper, Row, Section, gain, metric
+from benchmarks.report import verdict
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "said"),
+    [
+        ([1.0, 1.1, 0.9], 0.0, "reproduced"),
+        ([-0.1, -0.11, -0.09], -0.5, "reproduced"),
+        ([1.0, 1.1, 0.9], 2.0, "contradicted"),
+        ([1.0, -1.0, 0.5], 0.0, "within noise (mean on the claim's side)"),
+        ([1.0, -1.0, -0.5], 0.0, "within noise (mean on the other side)"),
+        ([1.0, -1.0], 0.0, "within noise (mean at the bound)"),
+        ([1.0], 0.0, "within noise (one run, mean on the claim's side)"),
+        ([], 0.0, "not run"),
+        ([math.nan], 0.0, "not run (every run diverged)"),
+    ],
+)
+def test_a_claim_gets_one_of_four_words(values: list[float], bound: float, said: str) -> None:
+    assert str(verdict.judge(values, bound)) == said
+    assert verdict.judge(values, bound).word in verdict.WORDS
+
+
+@pytest.mark.parametrize(
+    ("paper", "better", "tolerance", "said"),
+    [
+        (91.0, "higher", 0.5, "reproduced"),
+        (91.4, "higher", 0.5, "reproduced"),
+        (80.0, "higher", 0.5, "reproduced (better than the paper's)"),
+        (80.0, "lower", 0.5, "contradicted"),
+        (99.0, "lower", 0.5, "reproduced (better than the paper's)"),
+        (92.0, "higher", 0.5, "within noise (mean on the other side)"),
+        (99.0, "higher", 0.5, "contradicted"),
+    ],
+)
+def test_a_number_that_is_better_than_the_papers_is_reproduced(
+    paper: float, better: Literal["higher", "lower"], tolerance: float, said: str
+) -> None:
+    row = Row("SGD", metric("SGD", "accuracy"), Paper(paper))
+    section = Section("Table A5", "t", rows=(row,), tolerance=tolerance, better=better)
+    assert str(verdict.judge_number(row, section, record())) == said
+
+
+UNPAIRED = Claim("masks beat nobody", gain("masks", "nobody", "accuracy"))
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        (Section("Figure 8", "t", claims=(BETTER,)), "1 of 1 reproduced"),
+        (Section("Figure 8", "t", claims=(BETTER, WORSE)), "1 of 2 reproduced, 1 contradicted"),
+        (Section("Figure 8", "t", claims=(BETTER, WORSE, UNPAIRED)), "1 of 3 reproduced, 1 contradicted, 1 not run"),
+        (Section("Figure 8", "t", claims=(UNPAIRED,)), "not run"),
+        (Section("Table A5", "t", rows=ROWS, tolerance=0.5), "2 of 2 reproduced"),
+        (
+            Section("Table A5", "t", rows=ROWS, claims=(WORSE,), tolerance=0.5),
+            "claims: 0 of 1 reproduced, 1 contradicted; numbers: 2 of 2 reproduced",
+        ),
+        (Section("Table A5", "t", rows=ROWS), "measured"),
+        (Section("Table A5", "t", rows=(Row("nobody", metric("nobody", "accuracy")),)), "not run"),
+    ],
+)
+@pytest.mark.parametrize("preset", ["cpu", "paper"])
+def test_a_row_counts_its_claims_at_every_scale(section: Section, said: str, preset: str) -> None:
+    assert verdict.summarize(section, record(preset)) == said
+
+
+def test_a_row_names_what_is_within_noise() -> None:
+    noisy = record(accuracy={"SGD": [90.0, 92.0], "masks": [91.0, 92.0]})
+    assert verdict.summarize(Section("Figure 8", "t", claims=(BETTER,)), noisy) == "0 of 1 reproduced, 1 within noise"
+
+
+@pytest.mark.parametrize(
+    ("item", "preset", "said"), [("Figure 8", "paper", "the paper's"), ("Figure 8", "cpu", "tiny"), ("", "cpu", "")]
+)
+def test_the_scale_is_said_beside_the_verdict(item: str, preset: str, said: str) -> None:
+    assert verdict.scale(Section(item, "t", smaller="tiny"), record(preset)) == said
+
+
+def test_medians_are_compared_where_the_section_says_so() -> None:
+    slow_once = record(accuracy={"SGD": [1.0, 1.0, -100.0]})
+    row = Row("s", metric("SGD", "accuracy"), Paper(1.0))
+    section = Section("", "t", rows=(row,), tolerance=0.1, center="median")
+    assert verdict.judge_number(row, section, slow_once).word == "reproduced"
+    assert verdict.judge_number(row, replace(section, center="mean"), slow_once).word == "within noise"
