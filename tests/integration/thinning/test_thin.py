@@ -166,3 +166,21 @@ def test_bfloat16_models_and_frozen_layers() -> None:
     _, report = mrreg.thin(model, example_inputs=X.bfloat16())
     assert len(report.groups) == 2
     assert model[0].weight.dtype == torch.bfloat16
+
+
+def test_absent_inputs_are_not_read_and_their_columns_get_no_gradient() -> None:
+    torch.manual_seed(0)
+    model, x = network().double(), X.double()
+    model[2].p = 0.0
+    weight = model[0].weight
+    mrreg.thin(model, p={"inputs": 0.25, "hidden": 0.5}, example_inputs=X)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    out = model(x)
+    out.sum().backward()
+    assert weight.grad is not None
+    unread = (weight.grad == 0).all(0)
+    assert unread.sum() == 2
+    torch.testing.assert_close(model(x + unread * 100.0), out, rtol=0, atol=0)
+    assert not torch.allclose(model(x + ~unread * 100.0), out)
+    optimizer.step()
