@@ -38,6 +38,7 @@ class Options:
     fp16: bool = False  # with a gradient scaler and batches that overflow; the learning rate is constant
     checkpointing: bool = False
     statistics: str = "every"
+    at_rest: bool = False  # the optimizer knows the model, so that flags are at rest between steps
 
 
 class Net(nn.Module):
@@ -65,7 +66,8 @@ class Run:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.model = Net(self.options.checkpointing)
-        self.optimizer: Optimizer = mrreg.MultirateAdamW(decay_groups(self.model), **settings(self.model))
+        given: Any = self.model if options.at_rest else decay_groups(self.model)
+        self.optimizer: Optimizer = mrreg.MultirateAdamW(given, weight_decay=0.1, **settings(self.model))
         self.scheduler = LambdaLR(self.optimizer, lambda t: 1.0 if self.options.fp16 else max(0.0, (END - t) / END))
         mrreg.batch_norm(self.optimizer, self.model, self.options.statistics)
 
@@ -240,7 +242,8 @@ def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: b
             mrreg.batch_norm(now["optimizer"], now["model"], None if resume else options.statistics)
 
     model = Net(options.checkpointing)
-    chosen: Any = (mrreg.MultirateAdamW, settings(model))
+    given = {"model": model, "weight_decay": 0.1} if options.at_rest else {}
+    chosen: Any = (mrreg.MultirateAdamW, given | settings(model))
     each = transformers.Trainer(
         model, arguments, train_dataset=Rows(), optimizer_cls_and_kwargs=chosen, callbacks=[Policy()]
     )
