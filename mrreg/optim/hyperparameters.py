@@ -10,17 +10,15 @@ from torch.optim.optimizer import ParamsT
 
 from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
 from mrreg.optim.param_groups import Choice, split
+from mrreg.optim.validation import SLOW_LR
 
 Group = dict[str, Any]
-SLOW_LR = ("coupled", "per_gradient")
 
 
 Params = ParamsT | nn.Module
 
 
-def make_groups(
-    where: str, params: Params, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
-) -> list[Group]:
+def make_groups(where: str, params: Params, k: int, fast: Choice | None, slow_lr: str | float) -> list[Group]:
     """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
     k = check_int(where, "k", k)
     slow_lr = _slow_rate(where, slow_lr)
@@ -39,9 +37,8 @@ def make_groups(
     for group in groups:
         if group.get("period", 1) is None:
             group["period"] = k
-        period = check_int(where, "period", group.setdefault("period", 1))
-        if period > 1:
-            _set_lr(group, group.get("lr", lr), period, slow_lr)
+        if check_int(where, "period", group.setdefault("period", 1)) > 1:
+            _set_lr(group, slow_lr)
     return groups
 
 
@@ -125,9 +122,9 @@ def checked(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: CHECKS[name](where, name, value) if name in CHECKS else value for name, value in options.items()}
 
 
-def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:
+def _set_lr(group: Group, slow_lr: str | float) -> None:
     """Set the lr of a slow group; one that the group brings along goes first, as in torch."""
-    if slow_lr == "per_gradient":
-        group["lr"] = lr / period
-    elif not isinstance(slow_lr, str):
+    if isinstance(slow_lr, str):
+        group["slow_lr"] = slow_lr  # applied at each step, so that a schedule of "lr" cannot undo it
+    else:
         group.setdefault("lr", slow_lr)
