@@ -104,6 +104,8 @@ class MultirateAdamW(Multirate):
             "fused": fused,
         }
         options = checked(where, options)
-        base = torch.optim.AdamW(make_groups(where, params, k, fast, slow_lr), **options)
+        groups, layout = make_groups(where, params, k, fast, slow_lr)
+        base = torch.optim.AdamW(groups, **options)
         model = model_of(where, params, model)
         super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
+        self._layouts.append(layout)

@@ -81,6 +81,13 @@ class Engine:
         self._is_first_step = True
         self._schedule_detector = UnscheduledGroupDetector(groups)
 
+    def call_bases(self, method: str, state: State) -> None:
+        """Call a method of the bases that have it."""
+        for base in self.bases():
+            if callable(function := getattr(base, method, None)):
+                base.state = state  # which the user may have replaced
+                function()
+
     def bases(self) -> list[Optimizer]:
         """Return the base optimizers in the order of the parts."""
         return [stepper.base for stepper in self.steppers]

@@ -15,8 +15,14 @@ from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import Group
 from mrreg.optim.engine import Engine
 from mrreg.optim.grad_control import GradControl
+from mrreg.optim.plain_state import Layout, adapt_plain_state
 from mrreg.optim.requires_grad import RequiresGradSwitch
-from mrreg.optim.state_validation import add_stateless_entries, complete_loaded_state, validate_state_dict
+from mrreg.optim.state_validation import (
+    add_stateless_entries,
+    check_form,
+    complete_loaded_state,
+    validate_state_dict,
+)
 from mrreg.optim.stepper import Stepper
 from mrreg.optim.sync_clock import describe_position, is_due, lr_per_step
 from mrreg.optim.training_window import check_model
@@ -131,6 +137,7 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
+        self._layouts: list[Layout] = [] if model is None else [[list(model.parameters())]]
         self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
 
     def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
@@ -200,17 +207,11 @@ class Multirate(Optimizer):
 
     def train(self) -> None:
         """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
-        self._call_bases("train")
+        self._engine.call_bases("train", self.state)
 
     def eval(self) -> None:
         """Pass `eval()` on to the parts that have it, as schedule-free optimizers do."""
-        self._call_bases("eval")
-
-    def _call_bases(self, method: str) -> None:
-        for base in self._engine.bases():
-            if callable(function := getattr(base, method, None)):
-                base.state = self.state  # which the user may have replaced
-                function()
+        self._engine.call_bases("eval", self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
@@ -235,16 +236,17 @@ class Multirate(Optimizer):
         """Load a saved state, or refuse it and change nothing.
 
         Args:
-            state_dict: From `state_dict()` of an optimizer with the same parts.
+            state_dict: From `state_dict()` of an optimizer with the same parts; or of the base optimizer over the same
+                groups, or over the parameters or the model that this one was built from.
         """
         where = f"{type(self).__name__}.load_state_dict"
-        if not isinstance(state_dict, dict):
-            raise invalid_argument(
-                TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__
-            )
+        check_form(where, state_dict)
 
-        def check(_: Optimizer, saved: dict[str, Any]) -> None:
+        def check(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            check_form(where, saved)
+            saved = adapt_plain_state(saved, self.param_groups, self._layouts)
             validate_state_dict(where, [(stepper.base, stepper.step) for stepper in self._engine.steppers], saved)
+            return saved
 
         handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
         try:
@@ -255,6 +257,7 @@ class Multirate(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         ours = {
             "_drift": self._drift,
+            "_layouts": self._layouts,
             "_requires_grad": self._grad_control.switch.for_copy(),
             "_bases": [class_and_attributes(base) for base in self._engine.bases()],
         }

@@ -105,6 +105,8 @@ class MultirateSGD(Multirate):
             "fused": fused,
         }
         options = checked(where, options)
-        base = torch.optim.SGD(make_groups(where, params, k, fast, slow_lr), **options)
+        groups, layout = make_groups(where, params, k, fast, slow_lr)
+        base = torch.optim.SGD(groups, **options)
         model = model_of(where, params, model)
         super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
+        self._layouts.append(layout)

@@ -17,11 +17,11 @@ from mrreg.errors import check_int, invalid_argument, quoted
 from mrreg.optim.accumulation import GATHERED
 from mrreg.optim.base_step import MULTIRATE_STATE_KEYS, Step, class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, Group, direction_key
+from mrreg.optim.plain_state import FIXED_OPTIONS
 from mrreg.optim.sync_clock import INITIAL_CLOCK, initial_clock
 from mrreg.optim.validation import GRADIENTS, SLOW_LR, check_periods
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
-FIXED_OPTIONS = ("period", "initial_period", "phase", "gradient", "drift", "slow_lr")  # a plain checkpoint lacks them
 UNTRIED_OPTIONS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a step is computed
 LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1, "phase": 0}
 REBUILD = "Build the same parts before loading."
@@ -58,7 +58,7 @@ def _missing_options(current: Group, saved: Group) -> Group:
 
 def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: dict[str, Any]) -> None:
     """Refuse a saved state that does not fit."""
-    saved_groups = _groups_of(where, saved)
+    saved_groups: list[Group] = saved["param_groups"]
     count = sum(len(base.param_groups) for base, _ in bases)
     if len(saved_groups) != count:
         raise invalid_argument(
@@ -80,8 +80,11 @@ def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: 
     _check_clock(where, merged)
 
 
-def _groups_of(where: str, saved: Any) -> list[Group]:
-    """Return the groups of something that looks like a saved state."""
+def check_form(where: str, saved: Any) -> None:
+    """Refuse what does not look like a saved state."""
+    if not isinstance(saved, dict):
+        rule = "the state_dict() of an optimizer"
+        raise invalid_argument(TypeError, where, "state_dict", rule, type(saved).__name__)
     rule = "the state_dict() of an optimizer"
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(saved.get(key), kind):
@@ -94,8 +97,6 @@ def _groups_of(where: str, saved: Any) -> list[Group]:
             raise invalid_argument(
                 ValueError, where, "state_dict", rule, f"{param_state!r} as the state of a parameter"
             )
-    groups: list[Group] = saved["param_groups"]
-    return groups
 
 
 def _check_keys(where: str, saved: dict[str, Any]) -> None:
@@ -119,8 +120,6 @@ def _merged_group(where: str, argument: str, current: Group, saved: Group) -> Gr
     counts = len(current["params"]), len(saved["params"])
     if counts[0] != counts[1]:
         raise invalid_argument(ValueError, where, argument, f"saved with {counts[0]} parameters", counts[1])
-    if "clock" not in saved:  # of a base optimizer, whose groups `split` may have marked
-        saved = {key: value for key, value in saved.items() if key not in FIXED_OPTIONS}
     for key, least in LEAST.items():
         if key in saved:
             check_int(where, f"{argument}[{key!r}]", saved[key], least)
