@@ -14,7 +14,7 @@ from mrreg import MultirateSGD
 
 
 def prepared() -> tuple[Accelerator, Any, Any]:
-    """A pretrained network would be loaded here."""
+    """Make the network (a pretrained one would be loaded here) and its optimizer."""
     torch.manual_seed(0)
     body = [layer for width in (16, 64, 64) for layer in (nn.Linear(width, 64), nn.ReLU())]
     model = nn.Sequential(*body, nn.Linear(64, 1))

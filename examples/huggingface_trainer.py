@@ -1,7 +1,6 @@
 """Fine-tune a Transformer with the Hugging Face Trainer: name the optimizer and its fast part, nothing else.
 
-The optimizer gets the model, so that other code sees `requires_grad` as it was set. The learning rate goes beside it.
-Names and patterns choose the fast part as in `split`; here half of the layers and what follows them.
+The model, the fast part and the learning rate are options of the optimizer.
 """
 
 import tempfile
@@ -30,7 +29,7 @@ def main(steps: int = 120) -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.BertConfig(vocab_size=64, num_hidden_layers=4, **sizes)
     model = transformers.BertForSequenceClassification(config)  # of a real task: from_pretrained
-    fast = ["bert.encoder.layer.[23]", "bert.pooler", "classifier"]
+    fast = ["bert.encoder.layer.[23].*", "bert.pooler", "classifier"]
     options = {"model": model, "lr": 2e-3, "k": 4, "fast": fast, "slow_lr": "per_gradient"}
 
     with tempfile.TemporaryDirectory() as folder:
