@@ -1,7 +1,7 @@
 """Methods compared at equal steps and at equal seconds: search, timing, comparison and resuming for any experiment.
 
-An experiment says what its methods are (frozen dataclasses, by name), which `Comparison`s follow from a configuration,
-and how one training is built:
+An experiment names its methods (frozen dataclasses), the `Comparison`s that follow from a configuration, and builds a
+training:
 
     def comparisons(config):                       # names in the record and numbers of steps, no data yet
         return [Comparison(METHODS, config.seeds, evenly(config.steps, 5),
@@ -40,7 +40,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Task(Generic[M]):
-    """What one run of the record does."""
+    """The work of one run of the record."""
 
     what: Literal["costs", "trial", "compare"]
     comparison: Comparison[M]
