@@ -27,6 +27,7 @@ from itertools import product
 from statistics import median
 from typing import Generic, Literal, TypeVar
 
+from benchmarks.core.checkpoints import Checkpoint, Kept
 from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
 from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
@@ -153,10 +154,18 @@ class _Execution(Generic[C, M]):
                 trainer.step()
 
         cases = {name: partial(turn, trainer) for name, trainer in trainers.items()}
-        seconds = interleaved(cases, costs.turns, self.context.device, warmup=1)
-        steps = {name: [each / costs.cycle for each in turns] for name, turns in seconds.items()}
+        steps = Kept({name: [] for name in cases})
+        saved = Checkpoint(self.context.checkpoint("costs"), {"steps": steps})
+        saved.load()
+        warmup = 1
+        while len(steps[costs.baseline]) < costs.turns:
+            for name, seconds in interleaved(cases, 1, self.context.device, warmup).items():
+                steps[name] = [*steps[name], seconds[0] / costs.cycle]
+            warmup = 0
+            if saved.due():
+                saved.save()
         medians = {name: median(each) for name, each in steps.items()}
-        return {**medians, "all": steps, **self.study.measure(trainers)}
+        return {**medians, "all": dict(steps), **self.study.measure(trainers)}
 
     def result(self) -> Result:
         """Train, and return what is kept of it."""

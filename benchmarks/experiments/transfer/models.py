@@ -160,7 +160,7 @@ def _plain(saved: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _counts(net: nn.Module) -> dict[str, Tensor]:
-    """Return the batches that BatchNorm layers have counted: older files lack them, only cumulative averages need them."""
+    """Return the counts of batches of BatchNorm layers: older files lack them, only cumulative averages need them."""
     return {name: value for name, value in net.state_dict().items() if name.endswith("num_batches_tracked")}
 
 
