@@ -22,6 +22,8 @@ from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
 from mrreg.optim.sgd import MultirateSGD
+from mrreg.thinning.build import thin
+from mrreg.thinning.report import ThinReport
 
 __version__ = "0.1.0"
 
@@ -33,6 +35,7 @@ __all__ = [
     "MultirateMask",
     "MultirateSGD",
     "NoEffectWarning",
+    "ThinReport",
     "attach",
     "audit",
     "batch_norm",
@@ -42,5 +45,6 @@ __all__ = [
     "split",
     "swap_dropout",
     "theory",
+    "thin",
     "unwrap",
 ]
