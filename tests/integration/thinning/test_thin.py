@@ -157,7 +157,7 @@ def test_what_cannot_be_done_says_what_to_do() -> None:
 def test_a_forward_that_fails_says_that_the_inputs_were_ours() -> None:
     with pytest.raises(RuntimeError) as caught:
         mrreg.thin(network(), example_inputs=torch.randn(2, 9))
-    assert "raised by the model's forward on example_inputs" in caught.value.__notes__[0]
+    assert "raised by the forward of a float64 copy of the model on example_inputs" in caught.value.__notes__[0]
 
 
 def test_bfloat16_models_and_frozen_layers() -> None:
