@@ -131,8 +131,8 @@ def minibatch_convergence_bound(
 
     For one part of period 1 it is the classical bound of SGD, and it holds for every step size.
 
-    f has an L-Lipschitz gradient; the batches are independent, and the gradient of each has mean grad f and squared norm
-    at most M. Parts of one period count as one part, since they are pieces of one gradient. Proved in docs/theory.md.
+    f has an L-Lipschitz gradient; the batches are independent, and the gradient of each has mean grad f and squared
+    norm at most M. Parts of one period count as one part: they are pieces of one gradient. Proved in docs/theory.md.
 
     Args:
         gap: f at the start minus its infimum, or more. Paper: f(theta_0) - f(theta*).

@@ -210,19 +210,24 @@ class Loop:
 
 @dataclass
 class Curve:
-    """Numbers by split and step at which they were found, the steps taken so far, and their seconds."""
+    """Numbers by split and step at which they were found, the steps taken so far, and their seconds.
+
+    `times` are the seconds of all steps up to each evaluation; evaluations are not in them.
+    """
 
     values: dict[str, dict[int, float]]
+    times: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     steps: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it."""
-        return {"values": self.values, "seconds": self.seconds, "steps": self.steps}
+        return {"values": self.values, "times": self.times, "seconds": self.seconds, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved one."""
-        self.values, self.seconds, self.steps = state["values"], state["seconds"], state["steps"]
+        self.values, self.times = state["values"], state["times"]
+        self.seconds, self.steps = state["seconds"], state["steps"]
 
 
 @dataclass(frozen=True)
@@ -279,8 +284,10 @@ def fit(
         curve.steps = step
         if step in plan.at or saved.due():
             curve.seconds += now() - start
-            for split in plan.splits if step in plan.at else ():
-                curve.values[split][step] = trainer.evaluate(split)
+            if step in plan.at:
+                curve.times[step] = curve.seconds
+                for split in plan.splits:
+                    curve.values[split][step] = trainer.evaluate(split)
             if saved.due():
                 saved.save()
             start = now()

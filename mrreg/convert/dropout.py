@@ -8,7 +8,7 @@ from warnings import warn
 from torch import nn
 
 from mrreg.convert.layers import DROPOUTS, register_linear_layers
-from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, fits
+from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, is_fixed
 from mrreg.convert.report import Report, Swap
 from mrreg.convert.tracer import DROPOUT_FUNCTION, RandomCall, Trace, modules_called, trace_forward
 from mrreg.convert.value_graph import graph_from_structure
@@ -90,7 +90,7 @@ def swap_dropout(
     planner = Planner(model, nodes, UNKNOWN if trace is None else UNCALLED)
     sites = list(planner.sites())
     options = {"k": k, "rescale": rescale, "boost": boost}
-    chosen = _paired(assign(sites), planner)
+    chosen = _paired(assign(sites, {}), planner)
     if trace is not None:
         replacements = _replacements(chosen, planner, options)
         called = modules_called(WHERE, model, example_inputs, replacements, trace)
@@ -155,16 +155,20 @@ def _random_calls(
     trace: Trace, planner: Planner, chosen: dict[DropoutSite, Placement], k: int
 ) -> Iterator[tuple[str, Swap]]:
     """Yield what is said of random numbers that a forward draws itself: nothing stands for them."""
+    sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
-        module = planner.modules[call.place]
-        what = type(module).__name__ if BRANCH.search(type(module).__name__) else f"{call.function}()"
-        what += "" if call.p is None else f" with p={call.p:g}"
-        what += f" at {call.where}" if call.where else ""
+        owner = type(planner.modules[call.place]).__name__
+        what = (owner if BRANCH.search(owner) else f"{call.function}()") + (
+            "" if call.p is None else f" with p={call.p:g}"
+        )
+        sites[name] = DropoutSite(name, f"{what} at {call.where}" if call.where else what, call.p or 0.5)
         if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
-            reason = _by_hand(planner.function(name, what, call.p or 0.5), chosen, k)
+            planner.weigh(sites[name])
         else:
-            reason = _what_it_drops(call, type(module).__name__)
-        yield name, Swap(what, {}, reason)
+            sites[name].reason = _what_it_drops(call, owner)
+    by_hand = assign(sites.values(), chosen)
+    for name, site in sites.items():
+        yield name, Swap(site.what, {}, _by_hand(site, by_hand[site], k) if site in by_hand else site.reason)
 
 
 def _what_it_drops(call: RandomCall, owner: str) -> str:
@@ -177,21 +181,15 @@ def _what_it_drops(call: RandomCall, owner: str) -> str:
     return "its random numbers are drawn in the forward, which masks do not change"
 
 
-def _by_hand(site: DropoutSite, chosen: dict[DropoutSite, Placement], k: int) -> str:
+def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
     """Return why a functional dropout is left, and the call that puts its masks."""
-    if not site.placements:
-        return site.reason
-    placement = next((each for each in site.placements if fits(each, chosen)), None)
-    if placement is None:
-        return "only modules can be replaced, and the layers beside it have a mask already"
     mask = next(iter(placement.values()))
-    patterns = dict.fromkeys(placement, mask.p)
     names = sorted({name for each in placement.values() for name in each.parameters})
     options = f"k={k}, structure={mask.structure!r}" + (f", parameters={names}" if mask.structure == "output" else "")
     beside = f" between {site.pair[0]!r} and {site.pair[1]!r}" if site.pair else ""
     return (
         f"only modules can be replaced; for this one{beside} take the call out and add "
-        f"mrreg.mask(model, {patterns}, {options})"
+        f"mrreg.mask(model, {dict.fromkeys(placement, mask.p)}, {options})"
     )
 
 
@@ -210,8 +208,8 @@ def _paired(chosen: dict[DropoutSite, Placement], planner: Planner) -> dict[Drop
     for site, pair in [(site, site.pair) for site in chosen if site.pair]:
         path = common(*pair)
         others = [*planner.masked, *(name for other, masks in chosen.items() if other is not site for name in masks)]
-        alone = path and not any(within(path, name) for name in others)  # the model itself cannot be replaced in place
-        if alone and pair == _pair(path, planner.modules[path]):
+        alone = not any(within(path, name) for name in others)
+        if alone and not is_fixed(path) and pair == _pair(path, planner.modules[path]):
             chosen[site] = {path: MaskSpec("hidden", (), site.p)}
     return chosen
 

@@ -94,7 +94,7 @@ def modules_called(
     with _isolated(where, model, trace.largest):
         parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
         for parent in parents:
-            parent._modules.update({name: replacements.get(m, m) for name, m in parent._modules.items() if m})
+            parent._modules.update({n: replacements.get(m, m) for n, m in parent._modules.items() if m is not None})
         with _RandomNumbers(None, trace.largest), _every_call(called):
             _run(where, model, example_inputs, None)
     return called
@@ -123,7 +123,8 @@ def _trace(where: str, model: nn.Module, example_inputs: Any, *, largest: bool) 
 @contextmanager
 def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
     """Let a forward leave nothing behind and skip nothing at random."""
-    with copied_state(where, model), random_state_kept(model), torch.no_grad(), catch_warnings():
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with copied_state(where, model), random_state_kept(model), torch.no_grad(), eager, catch_warnings():
         simplefilter("ignore")
         set_extreme_generators(largest)
         yield

@@ -12,7 +12,6 @@ from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.distributed.sharding import cut, is_sharded
 from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state
 from mrreg.masks import compact_forward as compact
-from mrreg.masks.checkpoint_guard import refuse_checkpointing
 from mrreg.masks.functional_call import functional_call
 from mrreg.masks.masked_tensor import Mask, MaskBuffers, as_floats, bits_dtype, masked
 from mrreg.masks.sampling import Key, draw_bits, draw_units
@@ -167,8 +166,7 @@ class MultirateMask(Wrapper):
         if "weight" in masks and _is_bare_linear(module, args, kwargs):
             return _bare_linear(module, args[0], masks)
         weights = {name: masked(value, *masks[name]) for name, value in values.items()}
-        with refuse_checkpointing(module, weights.values()) as check:
-            return check(functional_call(weights, module, args, kwargs))
+        return functional_call(weights, module, args, kwargs)
 
     def _forward_bits(self, name: str, value: Tensor) -> Tensor:
         """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""

@@ -22,7 +22,6 @@ class Position:
         subsets: What the masks draw.
         entries: Entries of the masked parameters.
         present: Of these, how many are present in the next training forward.
-        masked: True if some are absent there.
     """
 
     optimizer: str
@@ -31,7 +30,6 @@ class Position:
     subsets: list[Subset]
     entries: int
     present: float
-    masked: bool
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers of `Attachment.state`."""
@@ -49,11 +47,15 @@ class Position:
         """Yield what `print` shows."""
         cycle, phase = divmod(self.clock, self.k)
         wait = self.k - 1 - phase
-        joint = f"the joint step comes {'next' if wait == 0 else f'after {wait} more'}"
+        joint = "next" if wait == 0 else f"after {wait} more"
         share = f"{self.present / self.entries:.0%} of {self.entries:,} masked entries present"
-        yield f"  {self.optimizer}, {self.clock} steps done: cycle {cycle + 1}, step {phase + 1} of {self.k}, {share}, {joint}"
+        yield (
+            f"  {self.optimizer}, {self.clock} steps done: cycle {cycle + 1}, step {phase + 1} of {self.k}, {share}, "
+            f"the joint step comes {joint}"
+        )
         for each in self.subsets:
-            yield f"    {each.name or 'the model itself'}: {each.present:,.0f} of {each.units:,} {each.kind} on masked steps"
+            counts = f"{each.present:,.0f} of {each.units:,} {each.kind}"
+            yield f"    {each.name or 'the model itself'}: {counts} on masked steps"
 
 
 def positions(step_hooks: Iterable[MaskStepHooks], names: Mapping[int, str]) -> Iterator[Position]:
@@ -74,14 +76,13 @@ def _position(optimizer: Any, k: int, masks: list[tuple[MultirateMask, int]], na
         subsets=[subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)],
         entries=sum(total for (total, _), _ in counts),
         present=sum(present if masking else total for (total, present), masking in counts),
-        masked=any(masking for _, masking in counts),
     )
 
 
 def describe(found: Iterable[Position]) -> str:
     """Return what `print` shows of an attachment."""
     lines = [line for each in found for line in each.lines()]
-    return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (removed)"
+    return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (drives nothing)"
 
 
 def collect_state(found: Iterable[Position]) -> dict[str, float]:

@@ -61,7 +61,7 @@ def subsets_of(name: str, mask: MultirateMask, first: int) -> list[Subset]:
             found[target.name] = Subset(join(name, target.name), "entries", units, (1 - p) * units, index, p)
         elif target.group not in found:
             units = target.layout.units
-            path = join(name, target.name.rpartition(".")[0])
+            path = ".".join(filter(None, (name, target.name.rpartition(".")[0])))
             found[target.group] = Subset(path, "units", units, units - round(p * units), index, p)
     return list(found.values())
 

@@ -1,5 +1,6 @@
 """Checks of the options of `MultirateSGD` and `MultirateAdamW`, and their parameter groups."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from math import inf, isfinite
 from typing import Any
@@ -7,36 +8,34 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
 from mrreg.optim.param_groups import Choice, split
 
 Group = dict[str, Any]
 SLOW_LR = ("coupled", "per_gradient")
 
 
+Params = ParamsT | nn.Module
+
+
 def make_groups(
-    where: str, params: ParamsT, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
+    where: str, params: Params, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
 ) -> list[Group]:
     """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
     k = check_int(where, "k", k)
     slow_lr = _slow_rate(where, slow_lr)
-    if isinstance(params, Tensor | Mapping | str | nn.Module) or not isinstance(params, Iterable):
-        raise invalid_argument(
-            TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__
-        )
-    items: list[Any] = list(params)
-    if not items:
-        raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
-    groups: list[Group] = (
-        [checked(where, item) for item in items] if items and isinstance(items[0], Mapping) else [{"params": items}]
-    )
+    groups = _read_groups(where, params)
     if fast is not None:
         if any(group.get("period") is not None for group in groups):
             rule = "left out where groups have periods of their own"
             raise invalid_argument(
                 ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`."
             )
-        groups = split(groups, fast=fast)
+        groups = split(params if isinstance(params, nn.Module) else groups, fast=fast)
+    elif k > 1 and not any("period" in group for group in groups):
+        problem = f"k={k} has no effect, since all parameters are fast"
+        remedy = "Name the fast ones, as in fast='fc', or give groups from split(); k=1 is ordinary training."
+        warnings.warn(f"{where}: {problem}. {remedy}", NoEffectWarning, stacklevel=3)
     for group in groups:
         if group.get("period", 1) is None:
             group["period"] = k
@@ -44,6 +43,31 @@ def make_groups(
         if period > 1:
             _set_lr(group, group.get("lr", lr), period, slow_lr)
     return groups
+
+
+def _read_groups(where: str, params: Params) -> list[Group]:
+    """Return parameter groups, one for a module or a list of parameters."""
+    if isinstance(params, nn.Module):
+        items: list[Any] = list(params.named_parameters())
+    elif isinstance(params, Tensor | Mapping | str) or not isinstance(params, Iterable):
+        rule = "a module, parameters, named parameters or parameter groups"
+        raise invalid_argument(TypeError, where, "params", rule, type(params).__name__)
+    else:
+        items = list(params)
+    if not items:
+        raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
+    if isinstance(items[0], Mapping):
+        return [checked(where, item) for item in items]
+    return [{"params": items}]
+
+
+def model_of(where: str, params: Params, model: nn.Module | None) -> nn.Module | None:
+    """Return the model whose forwards are watched: the one given, or `params` if that is one."""
+    if not isinstance(params, nn.Module):
+        return model
+    if model is not None and model is not params:
+        raise invalid_argument(ValueError, where, "model", "left out where params is a module", type(model).__name__)
+    return params
 
 
 def _slow_rate(where: str, slow_lr: object) -> Any:

@@ -1,11 +1,12 @@
 """The engine: an ordinary torch optimizer whose parts train at different rates."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
+from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
@@ -13,11 +14,13 @@ from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import Group, step_size
 from mrreg.optim.engine import Engine
+from mrreg.optim.grad_control import GradControl
 from mrreg.optim.metrics import collect_metrics
-from mrreg.optim.requires_grad import RequiresGradSwitch, watch_others
+from mrreg.optim.requires_grad import RequiresGradSwitch
 from mrreg.optim.state_validation import add_stateless_entries, complete_loaded_state, validate_state_dict
 from mrreg.optim.stepper import Stepper
 from mrreg.optim.sync_clock import describe_position, is_due
+from mrreg.optim.training_window import check_model
 from mrreg.optim.validation import check_gradients, check_parts, initial_groups
 
 
@@ -44,6 +47,7 @@ class Multirate(Optimizer):
         gradient: What a part takes as its gradient: "sync", the one of its own step; "mean" or "sum", that of all its
             gradients since its last update. One word, or one per part. The last two need a gradient at every step, so
             they save no time, and hold one more tensor per parameter of period above 1.
+        model: The module whose training forwards begin a step; it holds all parameters of period above 1.
 
     Raises:
         TypeError: If something is of another kind than above.
@@ -51,38 +55,42 @@ class Multirate(Optimizer):
         RuntimeError: If the model is in a DistributedDataParallel that waits for gradients of all parameters.
 
     Warns:
-        NoEffectWarning: Once, if fast parameters get no gradient between sync steps.
+        NoEffectWarning: Once, if fast parameters get no gradient between sync steps; if no forward of the model is
+            seen before a step; without a model, if other code switches `requires_grad` on between two gradients.
 
     Example:
         >>> import mrreg
         >>> import torch
         >>> from torch import nn
-        >>> stem, trunk, head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> stem, trunk, head = model
         >>> optimizer = mrreg.Multirate(
         ...     [
         ...         (torch.optim.AdamW(head.parameters(), lr=1e-3), 1),
         ...         (torch.optim.SGD(trunk.parameters(), lr=1e-3, momentum=0.9), 5),
         ...         (torch.optim.SGD(stem.parameters(), lr=1e-3), 25),
-        ...     ]
+        ...     ],
+        ...     model=model,
         ... )
         >>> for _ in range(7):
-        ...     head(trunk(stem(torch.randn(3, 4)))).sum().backward()
+        ...     model(torch.randn(3, 4)).sum().backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         >>> optimizer.due
         (True, False, False)
         >>> optimizer
-        Multirate (drift=True, 7 steps done
+        Multirate (drift=True, 7 steps done, flags at rest
           part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.001, due
           part 1: SGD, period 5, 2 tensors, 72 parameters, lr 0.001, 2 of 5
           part 2: SGD, period 25, 2 tensors, 40 parameters, lr 0.001, 7 of 25
         )
 
     Note:
-        Between steps, `requires_grad` of every parameter that was trainable at construction says whether its part needs
-        a gradient at the next step. Flags that you set are left alone; all are given back when the optimizer is
-        garbage-collected, by `close()`, and at the end of a `with` block. To freeze a slow part in mid-run call
-        `close()` first: a flag that is off already cannot show that you set it. The part drifts to its next sync step.
+        With `model`, parameters whose part is not due have requires_grad=False from a training forward to the end of
+        `step` and never else ("flags at rest" in the text). Without it, or where its forwards are not seen (compiled in
+        place, inner parts called by hand), they have it between steps too ("flags visible"): averages, checkpoints and
+        copies that go by `requires_grad` then leave them out; call `close()` before, or use `all_trainable()`. Flags
+        that you set are left alone. A slow part that you freeze drifts to its next sync step and rests.
 
     Note:
         The clock counts calls of `step` that do something: not those that a gradient scaler skips, nor those without
@@ -102,12 +110,15 @@ class Multirate(Optimizer):
         *,
         drift: bool = True,
         gradient: str | Iterable[str] = "sync",
+        model: nn.Module | None = None,
     ) -> None:
         where = type(self).__name__
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
             raise invalid_argument(TypeError, where, "drift", "True or False", drift)
         entries = initial_groups(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
+        if model is not None:
+            check_model(where, model, [p for group, added in entries if added["period"] > 1 for p in group["params"]])
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
         for group, added in entries:
@@ -116,22 +127,13 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
-        self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups))
+        self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
 
-    def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch) -> None:
+    def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
         """Set up what is not saved."""
         steppers = [Stepper(base, self.state, self._drift) for base in bases]
-        self._requires_grad = switch
-        watch_others()
         self._engine = Engine(type(self).__name__, steppers, self.param_groups, switch)
-        self._finalizer = weakref.finalize(self, switch.restorer())
-        self._finalizer.atexit = False
-        self._set_requires_grad()
-
-    def _set_requires_grad(self) -> None:
-        """Let every parameter require a gradient just where its part needs one at the next step."""
-        for index, group in enumerate(self.param_groups):
-            self._requires_grad.set(index, is_due(group) or group["gradient"] != "sync")
+        self._grad_control = GradControl(self, switch, self.param_groups, model)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -150,11 +152,24 @@ class Multirate(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            if self._engine.counts(self.param_groups, self.state, getattr(self, "found_inf", None)):
-                self._engine.advance(self.param_groups, self.state)
-                self._set_requires_grad()
+        try:
+            with torch.no_grad():
+                if self._engine.counts(self.param_groups, self.state, getattr(self, "found_inf", None)):
+                    self._grad_control.before_step(self.param_groups)
+                    self._engine.advance(self.param_groups, self.state)
+                    self._grad_control.schedule(self.param_groups)
+        finally:
+            self._grad_control.after_step()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as in torch.
+
+        Args:
+            set_to_none: As in torch.
+        """
+        self._grad_control.before_zero_grad()
+        super().zero_grad(set_to_none)
 
     @property
     def due(self) -> tuple[bool, ...]:
@@ -176,7 +191,8 @@ class Multirate(Optimizer):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"]
+        steps, flags = self.param_groups[0]["clock"], self._grad_control.mode
+        lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done, flags {flags}"]
         for index, (base, groups) in enumerate(self._parts()):
             first, params = groups[0], [p for group in groups for p in group["params"]]
             lrs = ", ".join(dict.fromkeys(f"{step_size(group):g}" for group in groups))
@@ -201,7 +217,7 @@ class Multirate(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with an entry for each parameter that trains without any."""
         saved = super().state_dict()
-        trained = {p for index in range(len(self.param_groups)) for p in self._requires_grad.trainable(index)}
+        trained = {p for index in range(len(self.param_groups)) for p in self._grad_control.switch.trainable(index)}
         add_stateless_entries(saved, self.param_groups, trained)
         return saved
 
@@ -229,7 +245,7 @@ class Multirate(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         ours = {
             "_drift": self._drift,
-            "_requires_grad": self._requires_grad.for_copy(),
+            "_requires_grad": self._grad_control.switch.for_copy(),
             "_bases": [class_and_attributes(base) for base in self._engine.bases()],
         }
         return super().__getstate__() | ours
@@ -245,12 +261,20 @@ class Multirate(Optimizer):
             return
         complete_loaded_state(state, self.param_groups)
         super().__setstate__(state)
+        self._grad_control.after_step()
         self._engine.reload(self.param_groups, self.state)
-        self._set_requires_grad()
+        self._grad_control.schedule(self.param_groups)
 
     def close(self) -> None:
         """Give `requires_grad` back as it was at construction; a later step takes it up again."""
-        self._requires_grad.restore()
+        self._grad_control.close()
+
+    def all_trainable(self) -> AbstractContextManager[None]:
+        """Let all parameters require gradients inside a `with` block, for a backward pass of your own in mid-cycle.
+
+        Clear the gradients that it leaves before the next step.
+        """
+        return self._grad_control.all_trainable(self.param_groups)
 
     def __enter__(self) -> Self:
         return self

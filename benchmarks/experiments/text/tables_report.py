@@ -1,4 +1,4 @@
-"""What the report shows of multirate fine-tuning: figure 7 and tables 1, 2, A3 and A4."""
+"""The report of multirate fine-tuning: figure 7 and tables 1, 2, A3 and A4."""
 
 from collections.abc import Sequence
 

@@ -123,7 +123,7 @@ def test_due_and_repr_follow_the_clock() -> None:
         (True, False, False),
     ]
     assert str(optimizer).splitlines() == [
-        "Multirate (drift=True, 5 steps done",
+        "Multirate (drift=True, 5 steps done, flags visible",
         "  part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.01, due",
         "  part 1: SGD, period 2, 1 tensors, 32 parameters, lr 0.1, 1 of 2",
         "  part 2: RMSprop, period 4, 1 tensors, 8 parameters, lr 0.01, 1 of 4",
@@ -427,7 +427,7 @@ def test_warnings_point_at_the_call_of_step() -> None:
 
 def test_a_checkpoint_of_torch_fits_where_all_is_fast() -> None:
     net, twin = network(), network()
-    optimizer = mrreg.MultirateSGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = mrreg.MultirateSGD(net.parameters(), lr=0.1, k=1, momentum=0.9)
     plain_one = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
     train(twin, plain_one, range(3))
     net.load_state_dict(twin.state_dict())
