@@ -18,7 +18,7 @@ def prepared() -> tuple[Accelerator, Any, Any]:
     torch.manual_seed(0)
     body = [layer for width in (16, 64, 64) for layer in (nn.Linear(width, 64), nn.ReLU())]
     model = nn.Sequential(*body, nn.Linear(64, 1))
-    optimizer = MultirateSGD(model.parameters(), lr=0.01, k=5, fast=model[-1].parameters(), momentum=0.9)
+    optimizer = MultirateSGD(model, lr=0.01, k=5, fast=model[-1], momentum=0.9)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
     return accelerator, *accelerator.prepare(model, optimizer)
 

@@ -42,7 +42,7 @@ def main(steps: int = 150) -> None:
     full, multirate = model, copy.deepcopy(model)
     x, y = make_task(1)
     full_seconds = train(full, torch.optim.SGD(full.parameters(), lr=0.01, momentum=0.9), x, y, steps)
-    optimizer = MultirateSGD(multirate.parameters(), lr=0.01, k=5, fast=multirate[-1].parameters(), momentum=0.9)
+    optimizer = MultirateSGD(multirate, lr=0.01, k=5, fast=multirate[-1], momentum=0.9)
     seconds = train(multirate, optimizer, x, y, steps)
 
     right = [100 * (net(x).argmax(1) == y).float().mean().item() for net in (full, multirate)]

@@ -29,7 +29,7 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """All that is new."""
-        optimizer = mrreg.MultirateSGD(mrreg.split(self, fast="head"), lr=0.05, k=5, momentum=0.9)
+        optimizer = mrreg.MultirateSGD(self, lr=0.05, k=5, fast="head", momentum=0.9)
         mrreg.batch_norm(optimizer, self, statistics="sync")
         return optimizer
 

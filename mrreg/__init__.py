@@ -23,6 +23,8 @@ from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
 from mrreg.optim.sgd import MultirateSGD
 from mrreg.plotting import plot
+from mrreg.thinning.build import thin
+from mrreg.thinning.report import ThinReport
 
 __version__ = "0.1.0"
 
@@ -34,6 +36,7 @@ __all__ = [
     "MultirateMask",
     "MultirateSGD",
     "NoEffectWarning",
+    "ThinReport",
     "attach",
     "audit",
     "batch_norm",
@@ -44,5 +47,6 @@ __all__ = [
     "split",
     "swap_dropout",
     "theory",
+    "thin",
     "unwrap",
 ]

@@ -46,7 +46,9 @@ def parameter(module: nn.Module, name: str) -> Tensor:
     try:
         for part in path:
             inner = inner._modules[part]
-        return inner._parameters[leaf]  # type: ignore[no-any-return]
+        # a replica of DataParallel has tensors for attributes, and no parameters
+        table = inner.__dict__ if "_is_replica" in inner.__dict__ else inner._parameters
+        return table[leaf]  # type: ignore[no-any-return]
     except KeyError:
         gone = f"MultirateMask: {type(module).__name__} has no parameter {name!r} now."
         raise AttributeError(f"{gone} Parametrize, prune or change a module first, then wrap it.") from None
@@ -86,3 +88,16 @@ def is_stock(module: nn.Module) -> bool:
     if hooks or not type(module).__module__.startswith("torch.nn.modules.") or not has_stock_forward(module):
         return False
     return not any(callable(getattr(type(module), name, None)) for name in module.__dict__)
+
+
+def rebuild_attributes(module: nn.Module) -> None:
+    """Compute again what hooks of torch.nn.utils set before every forward, such as the `weight` of a pruned layer.
+
+    Until then it is what the last forward computed, perhaps from other tensors than the parameters.
+    """
+    for inner in module.modules():
+        for hook in list(inner._forward_pre_hooks.values()):
+            if type(hook).__module__.startswith("torch.nn.utils."):
+                training, inner.training = inner.training, False  # else a spectral norm iterates
+                hook(inner, ())
+                inner.training = training

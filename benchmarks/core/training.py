@@ -35,7 +35,7 @@ class Batches:
     Args:
         order: The batches of the next epoch, each as whatever `take` takes (indices, a slice).
         take: The batch itself.
-        generator: From which `order` draws.
+        generator: From which `order` draws; `take` may draw from it too.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Batches:
         self._epoch, self._place = self._order(self._generator), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state at the beginning of the epoch, and the place in it."""
-        return {"begun": self._begun, "place": self._place, "any": len(self._epoch) > 0}
+        """Return the generator's state at the beginning of the epoch and now, and the place in the epoch."""
+        now = self._generator.get_state()
+        return {"begun": self._begun, "now": now, "place": self._place, "any": len(self._epoch) > 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""
@@ -72,6 +73,7 @@ class Batches:
         if state["any"]:
             self._begin()
             self._place = state["place"]
+        self._generator.set_state(state["now"])
 
 
 def shuffled(count: int, size: int, *, short: bool = True) -> Callable[[torch.Generator], Sequence[Tensor]]:
@@ -157,7 +159,7 @@ class Loop:
     batches: Iterator[Batch]
     splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
     metric: Callable[[nn.Module, Iterable[Batch]], float] = accuracy
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    loss: Callable[[Any, Tensor], Tensor] = cross_entropy
     before: Callable[[int], object] = lambda step: None
     after: Callable[[], object] = lambda: None
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FUNCTIONS = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
 HELD = (
     "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
     "passes of one batch) gets none from them."
@@ -38,17 +39,17 @@ class Report(dict[str, Swap]):
 
     Args:
         swaps: What became of each.
-        notes: Sentences that concern the whole model.
+        partial: True if there may be more, in functions that only a forward shows.
     """
 
-    def __init__(self, swaps: Mapping[str, Swap], notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, swaps: Mapping[str, Swap], *, partial: bool = False) -> None:
         super().__init__(swaps)
-        self.notes = notes
+        self.partial = partial
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
         replaced = sum(swap.replaced for swap in self.values())
-        head = f"{replaced} of {len(self)} dropouts replaced by masks"
-        lines = [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
-        notes = (*self.notes, HELD) if replaced else self.notes
-        return "\n".join([head, *lines, *notes])
+        seen = "dropouts seen without example_inputs" if self.partial else "dropouts"
+        lines = [f"{replaced} of {len(self)} {seen} replaced by masks"]
+        lines += [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
+        return "\n".join([*lines, *([FUNCTIONS] if self.partial else []), *([HELD] if replaced else [])])

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.base import CyclicMask
 from mrreg.masks.step_hooks import CLOCK, MaskStepHooks
 from mrreg.masks.subsets import Subset, entries_of, subsets_of
 
@@ -31,6 +31,11 @@ class Position:
     entries: int
     present: float
 
+    @property
+    def share(self) -> float:
+        """Share of the masked entries that is present."""
+        return self.present / self.entries if self.entries else 1.0
+
     def numbers(self) -> dict[str, float]:
         """Return the numbers of `Attachment.state`."""
         cycle, phase = divmod(self.clock, self.k)
@@ -40,7 +45,7 @@ class Position:
             "phase": phase,
             "k": self.k,
             "steps_to_joint": self.k - 1 - phase,
-            "present": self.present / self.entries,
+            "present": self.share,
         }
 
     def lines(self) -> Iterator[str]:
@@ -48,13 +53,13 @@ class Position:
         cycle, phase = divmod(self.clock, self.k)
         wait = self.k - 1 - phase
         joint = "next" if wait == 0 else f"after {wait} more"
-        share = f"{self.present / self.entries:.0%} of {self.entries:,} masked entries present"
+        share = f"{self.share:.0%} of {self.entries:,} masked entries present"
         yield (
             f"  {self.optimizer}, {self.clock} steps done: cycle {cycle + 1}, step {phase + 1} of {self.k}, {share}, "
             f"the joint step comes {joint}"
         )
         for each in self.subsets:
-            counts = f"{each.present:,.0f} of {each.units:,} {each.kind}"
+            counts = f"{each.present:,.0f} of {each.units:,} {f'units ({each.kind})' if each.kind else 'entries'}"
             yield f"    {each.name or 'the model itself'}: {counts} on masked steps"
 
 
@@ -67,7 +72,7 @@ def positions(step_hooks: Iterable[MaskStepHooks], names: Mapping[int, str]) -> 
             yield _position(optimizer, k, masks, names)
 
 
-def _position(optimizer: Any, k: int, masks: list[tuple[MultirateMask, int]], names: Mapping[int, str]) -> Position:
+def _position(optimizer: Any, k: int, masks: list[tuple[CyclicMask, int]], names: Mapping[int, str]) -> Position:
     counts = [(entries_of(mask), mask._masking) for mask, _ in masks]
     return Position(
         optimizer=type(optimizer).__name__,

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
+from mrreg.masks.base import CyclicMask
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.sampling import draw_units, fill_bits
+from mrreg.masks.sampling import draw_kept, fill_bits
+from mrreg.masks.thin_mask import ThinMask, thin_mask
 from mrreg.module_utils import join, parameter
 
 CPU = torch.device("cpu")
@@ -18,12 +21,11 @@ class Subset:
     """One draw of a mask: of units that are absent together, or of the single entries of a parameter.
 
     Args:
-        name: Path of the parameter, or of the layer that has the units.
-        kind: "entries", "units", or what the units are.
+        name: Path of the layer that has the units, or of the parameter.
+        kind: What the units are; empty for single entries.
         units: How many units or entries there are.
         present: How many are present on a masked step; of single entries, the expected number.
         index: Position among the draws of the model.
-        p: Probability or share of being absent.
     """
 
     name: str
@@ -31,47 +33,66 @@ class Subset:
     units: int
     present: float
     index: int
-    p: float
 
     def drawn(self, seed: int, cycle: int, shown: int) -> Tensor:
         """Return True for each of the first `shown` units or entries that is present on the masked steps of a cycle."""
         key = seed, self.index, cycle
-        if self.kind == "entries":
-            bits = fill_bits(torch.empty(min(self.units, shown), dtype=torch.int32), key, self.p)
-        else:
-            bits = draw_units(key, self.p, self.units, CPU)[:shown]
-        return bits != 0
+        if not self.kind:
+            entries = torch.empty(min(self.units, shown), dtype=torch.int32)
+            return fill_bits(entries, key, 1 - self.present / self.units) != 0
+        present = torch.zeros(self.units, dtype=torch.bool)
+        present[draw_kept(key, int(self.present), self.units, CPU)] = True
+        return present[:shown]
 
 
-def masks_in(model: nn.Module) -> Iterator[tuple[str, MultirateMask, int]]:
+def masks_in(model: nn.Module) -> Iterator[tuple[str, CyclicMask, int]]:
     """Yield the masks of a model in the order of `attach`: path, mask, index of its first draw."""
     first = 0
     for name, module in model.named_modules():
-        if isinstance(module, MultirateMask):
-            yield name, module, first
-            first += len(module.targets)
+        mask = module if isinstance(module, MultirateMask) else thin_mask(module)
+        if mask is not None:
+            yield name, mask, first
+            first += mask._draws()
 
 
-def subsets_of(name: str, mask: MultirateMask, first: int) -> list[Subset]:
+def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
     """Return what a mask draws; `name` is its path, `first` the index of its first draw."""
-    p, found = mask._drawn_p if mask._drawn else mask.p, {}
+    if isinstance(mask, ThinMask):
+        return [
+            Subset(join(name, group.name), group.kind, group.units, group.kept, index)
+            for index, group in enumerate(mask.groups, first)
+        ]
+    assert isinstance(mask, MultirateMask)
+    p, found = _probability(mask), {}
     for index, target in enumerate(mask.targets, first):
         if target.layout is None:
-            units = parameter(mask.module, target.name).numel()
-            found[target.name] = Subset(join(name, target.name), "entries", units, (1 - p) * units, index, p)
+            entries = parameter(mask.module, target.name).numel()
+            found[target.name] = Subset(join(name, target.name), "", entries, (1 - p) * entries, index)
         elif target.group not in found:
-            units = target.layout.units
-            path = ".".join(filter(None, (name, target.name.rpartition(".")[0])))
-            found[target.group] = Subset(path, "units", units, units - round(p * units), index, p)
+            units, layer = target.layout.units, target.name.rpartition(".")[0]
+            path = join(name, layer) if layer else name
+            found[target.group] = Subset(path, mask.structure, units, units - round(p * units), index)
     return list(found.values())
 
 
-def entries_of(mask: MultirateMask) -> tuple[int, float]:
+def entries_of(mask: CyclicMask) -> tuple[int, float]:
     """Return how many entries the masked parameters have, and how many are present on a masked step."""
     total, present = 0, 0.0
-    for target in mask.targets:
-        entries, p = parameter(mask.module, target.name).numel(), mask._drawn_p if mask._drawn else mask.p
-        if target.layout is not None:
-            p = round(p * target.layout.units) / target.layout.units
-        total, present = total + entries, present + entries * (1 - p)
+    for name, value in mask._masked_parameters():
+        total, present = total + value.numel(), present + value.numel() * _share(mask, name)
     return total, present
+
+
+def _share(mask: CyclicMask, name: str) -> float:
+    """Return the share of a masked parameter's entries that is present on a masked step."""
+    if isinstance(mask, ThinMask):
+        return prod(group.kept / group.units for group, _ in mask.tensors[name].cuts.values())
+    assert isinstance(mask, MultirateMask)
+    layout = next(target.layout for target in mask.targets if target.name == name)
+    p = _probability(mask)
+    return 1 - (p if layout is None else round(p * layout.units) / layout.units)
+
+
+def _probability(mask: MultirateMask) -> float:
+    """Return the p of the draw that holds now; the user may have set another for the next cycle."""
+    return mask._drawn_p if mask._drawn else mask.p

@@ -42,6 +42,21 @@ def test_it_shows_what_training_will_leave_in() -> None:
     assert units.sum(0).tolist() == [5, 5, 5, 10, 5, 5, 5, 10]
 
 
+def test_it_shows_the_units_of_a_thin_network() -> None:
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 2))
+    mrreg.thin(model, p=0.3, k=4, example_inputs=torch.rand(5, 6))
+    (units,) = drawn(model, cycles=2, seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model, seed=3)
+    for step in range(8):
+        model(torch.rand(5, 6)).square().sum().backward()
+        present: Any = model[0].weight.grad
+        assert torch.equal(units[:, step], present.any(1))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert units.sum(0).tolist() == [7, 7, 7, 10, 7, 7, 7, 10]
+
+
 def test_it_goes_on_with_the_seed_that_drives_the_masks_and_begins_where_it_is_told() -> None:
     model = net()
     whole, late = drawn(model, cycles=3, seed=3), drawn(model, cycles=1, first_cycle=2, seed=3)

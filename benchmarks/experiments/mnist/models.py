@@ -20,7 +20,7 @@ class Method:
 
     Args:
         kind: What is left out, if anything: units (dropout), weights (the others).
-        p: The chance to be left out, in the input layer and in the hidden layer.
+        p: The probability of being left out, in the input layer and in the hidden layer.
         k: Steps of a mask's cycle.
         boost: How many times larger a slow weight's step is; None is k.
         structure: What a mask leaves out together.

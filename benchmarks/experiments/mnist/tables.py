@@ -1,8 +1,8 @@
 """Masks, dropout and plain SGD on MNIST (the paper's figure 8 and table A5).
 
 Differs from the paper: it leaves width, batch size, epochs and momentum open, and its "de-activated with a probability
-of 0.8 and 0.5" may mean the chance to be kept. Which reading comes nearest is the subject of `mnist-search`; here the
-tables are under the one that does, with the literal one beside it at k = 5.
+of 0.8 and 0.5" may mean the probability of being kept. Which reading comes nearest is the subject of `mnist-search`;
+here the tables are under the one that does, with the literal one beside it at k = 5.
 """
 
 from collections.abc import Mapping

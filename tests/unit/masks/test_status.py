@@ -35,7 +35,7 @@ def test_a_handle_says_where_the_cycle_is_and_what_is_present() -> None:
         "  SGD, 6 steps done: cycle 2, step 2 of 5, 65% of 1,200 masked entries present, "
         "the joint step comes after 3 more",
         "    0.weight: 480 of 600 entries on masked steps",
-        "    2: 15 of 30 units on masked steps",
+        "    2: 15 of 30 units (input) on masked steps",
         ")",
     ]
     assert handle.state() == {
@@ -72,6 +72,24 @@ def test_cycles_of_two_lengths_have_numbers_of_their_own() -> None:
     state = handle.state()
     assert (state["mask0/phase"], state["mask1/phase"]) == (1, 3)
     assert (state["mask0/present"], state["mask1/present"]) == (1, 0.5)
+
+
+def thin_net() -> nn.Module:
+    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 20))
+    return mrreg.thin(model, p=0.25, k=5, example_inputs=torch.randn(2, 20))[0]
+
+
+def test_of_a_thin_network_the_groups_are_named() -> None:
+    model = thin_net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = mrreg.attach(optimizer, model)
+    assert "75% of 656 masked entries present" in str(handle)
+    assert str(handle).splitlines()[2] == "    0: 12 of 16 units (hidden) on masked steps"
+    train(model, optimizer, 4)
+    assert handle.state()["mask/present"] == 1
+    mrreg.unwrap(model)
+    assert handle.state()["mask/present"] == 1
+    assert len(str(handle).splitlines()) == 3
 
 
 def test_nothing_is_left_to_say_after_removal_or_without_the_optimizer() -> None:
