@@ -1,7 +1,6 @@
 """What training a thin model must do, literally: whole networks, columns at zero, entries put back after every step."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
