@@ -49,7 +49,7 @@ class TestFunctions:
             ),
             (
                 lambda m, x: x + F.dropout(m.two(m.one(x)), p=0.3, training=m.training),
-                "mrreg.mask(model, {'3.two': 0.3}, k=3, structure='output', parameters=['bias', 'weight'])",
+                "mrreg.mask(model, {'3.two': 0.3}, k=3, structure='output', parameters=['weight', 'bias'])",
                 {"two": "output"},
             ),
             (
@@ -72,6 +72,23 @@ class TestFunctions:
             mask = model[3].get_submodule(path)  # type: ignore[index]
             assert isinstance(mask, mrreg.MultirateMask)
             assert (mask.p, mask.k, mask.structure) == (0.3, 3, structure)
+
+    def test_layers_of_several_kinds_get_a_call_each(self) -> None:
+        attention = nn.MultiheadAttention(6, 2)
+        model, report = swapped(
+            Net(lambda m, x: m.one(m.att(y := F.dropout(x, 0.3), y, y)[0]) + m.two(y), att=attention)
+        )
+        reason = report["3: dropout()"].reason
+        calls = re.findall(r"mrreg\.mask\(.*?\)(?= and|$)", reason)
+        assert len(calls) == 2
+        for call in calls:
+            eval(call, {"mrreg": mrreg, "model": model})
+        masks = {path: mask for path, mask in model.named_modules() if isinstance(mask, mrreg.MultirateMask)}
+        assert {path: [t.name for t in mask.targets] for path, mask in masks.items()} == {
+            "1": ["weight"],
+            "3.att": ["in_proj_weight"],
+            "3.two": ["weight"],
+        }
 
     def test_the_layers_on_both_sides_are_named(self) -> None:
         _, report = swapped(Net(lambda m, x: m.two(F.dropout(m.one(x), 0.3))))
