@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mrreg
+from mrreg.convert import tracer
 
 X = torch.randn(4, 6)
 ATTENTION = "it acts on attention probabilities, which have no weight"
@@ -140,6 +141,20 @@ class TestFunctions:
         assert "p=0.3" in left.what
         assert left.reason == ATTENTION
         assert str(report).startswith("1 of 2 ")
+
+    @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+    def test_fused_attention_tells_its_rate(self, kernel: str) -> None:
+        operation = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention").default
+        name = operation._schema.name.removeprefix("aten::")
+        assert tracer.RANDOM_OPERATION.fullmatch(name)
+        assert tracer._drop_rate(name, tracer._arguments(operation, (), {"dropout_p": 0.2})) == (0.2, True)
+        assert tracer._drop_rate(name, tracer._arguments(operation, (), {})) == (0.0, False)
+
+    def test_fused_dropout_tells_its_rate(self) -> None:
+        _, report = swapped(Net(lambda m, x: m.two(torch.native_dropout(x, 0.3, m.training)[0])))
+        assert report["3: native_dropout()"].what.startswith("native_dropout() with p=0.3")
+        _, report = swapped(Net(lambda m, x: m.two(torch.native_dropout(x, 0.3, False)[0])))
+        assert list(report) == ["0"]
 
     def test_noise_that_drops_nothing_is_not_dropout(self) -> None:
         _, report = swapped(Net(lambda m, x: m.two(x + torch.randn_like(x))))
