@@ -43,4 +43,4 @@ def _drift_norm(base: Optimizer, groups: list[Group], state: State) -> float:
 
 def _whole(norm: Tensor) -> Tensor:
     """Return the norm over all ranks of a tensor that is sharded."""
-    return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined, no-any-return]
+    return norm.full_tensor() if is_sharded(norm) else norm  # type: ignore[attr-defined]

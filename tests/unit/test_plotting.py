@@ -21,7 +21,7 @@ def net() -> Any:
     )
 
 
-def drawn(model: nn.Module, **options: int) -> list[torch.Tensor]:
+def drawn(model: nn.Module, **options: Any) -> list[torch.Tensor]:
     return [torch.tensor(image.get_array()) > 0 for image in mrreg.plot(model, **options).get_images()]
 
 
