@@ -60,12 +60,19 @@ class RandomCall:
 
 @dataclass
 class Trace:
-    """What one forward has shown: the graph of its values, and the random calls by the name of their site."""
+    """Findings of one forward.
 
-    largest: bool  # True if random numbers came out as large as possible, False if as small
+    Args:
+        largest: True if random numbers came out as large as possible, False if as small.
+        nodes: The graph of its values.
+        random_calls: Random numbers that were drawn in functions, by the name of the site.
+        modules: Paths of the modules that were called.
+    """
+
+    largest: bool
     nodes: list[Node] = field(default_factory=list)
     random_calls: dict[str, RandomCall] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)  # paths of those that were called
+    modules: set[str] = field(default_factory=set)
 
 
 def trace_forward(where: str, model: nn.Module, example_inputs: Any) -> Trace:

@@ -42,7 +42,7 @@ class Case:
         batch: Examples a step (for "encoder": sequences).
         target: Seconds with masks over seconds without, at most; None promises nothing.
         optimizer: One of `OPTIMIZERS`.
-        compiled: Whether all of them run under torch.compile.
+        compiled: Run all of them under torch.compile.
         cycles: How many cycles are timed at once.
     """
 
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats."""
+    """The cases that are timed; `seeds` is the number of repeats."""
 
     seeds: int
     cases: tuple[Case, ...]
@@ -96,7 +96,7 @@ def encoder(way: str, width: int, p: float, structure: Literal["weight", "hidden
 
 @dataclass(frozen=True)
 class Network:
-    """How it is built, plain, masked or with dropout, the shape of one example's input, and what compiles it."""
+    """A network: built plain, masked or with dropout; the shape of one example's input, and the compiler's backend."""
 
     build: Callable[[str], nn.Module]
     example: tuple[int, ...]
