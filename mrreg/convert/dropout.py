@@ -23,7 +23,6 @@ UNCALLED = "this forward did not call it (attention often reads its p only)"
 UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transformer layers: pass example_inputs"
 UNREACHED = "the forward holds its layers elsewhere too (in a closure or a list), where they cannot be replaced"
 UNREAD = "what a forward does with it is only seen with example_inputs"
-UNSEEN = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
 ATTENTION_FUNCTION = re.compile(r".*attention.*")
 BRANCH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 
@@ -51,10 +50,10 @@ def swap_dropout(
     Args:
         model: A model with dropout. Modules replaced by masks become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords. A
-            training forward (a second one if the first left layers out) follows the values through the model, with no
-            layer skipped at random. It runs without gradients and hooks, on a copy of everything but the parameters,
-            and leaves random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
+        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords.
+            Training forwards, in which no layer is skipped at random, follow the values through the model and see that
+            the masks are reached. They run without gradients and hooks, on a copy of everything but the parameters,
+            and leave random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
             torch's Transformer and recurrent layers is known.
         rescale: As in `MultirateMask`: None divides what is kept by 1 - p, as nn.Dropout does.
         boost: As in `MultirateMask`.
@@ -97,8 +96,7 @@ def swap_dropout(
         _leave_unreached(chosen, planner, replacements, called)
     swaps = {site.path: _outcome(site, chosen.get(site, {})) for site in sites}
     swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k))
-    custom = trace is None and not all(map(has_stock_forward, model.modules()))
-    report = Report(swaps, (UNSEEN,) if custom else ())
+    report = Report(swaps, partial=trace is None and not all(map(has_stock_forward, model.modules())))
     replace_modules(WHERE, model, _replacements(chosen, planner, options))
     for site in chosen:
         if site.path not in planner.modules:  # it is the argument of a recurrent module
@@ -158,9 +156,8 @@ def _random_calls(
     sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
         owner = type(planner.modules[call.place]).__name__
-        what = (owner if BRANCH.search(owner) else f"{call.function}()") + (
-            "" if call.p is None else f" with p={call.p:g}"
-        )
+        what = owner if BRANCH.search(owner) else f"{call.function}()"
+        what += "" if call.p is None else f" with p={call.p:g}"
         sites[name] = DropoutSite(name, f"{what} at {call.where}" if call.where else what, call.p or 0.5)
         if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
             planner.weigh(sites[name])
@@ -182,19 +179,18 @@ def _what_it_drops(call: RandomCall, owner: str) -> str:
 
 
 def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
-    """Return why a functional dropout is left, and the call that puts its masks."""
-    mask = next(iter(placement.values()))
-    names = sorted({name for each in placement.values() for name in each.parameters})
-    options = f"k={k}, structure={mask.structure!r}" + (f", parameters={names}" if mask.structure == "output" else "")
+    """Return why a functional dropout is left, and the calls that put its masks."""
+    calls = []
+    for mask in dict.fromkeys(placement.values()):
+        patterns = {path: each.p for path, each in placement.items() if each == mask}
+        only = "" if mask.parameters == ("weight",) else f", parameters={list(mask.parameters)}"
+        calls.append(f"mrreg.mask(model, {patterns}, k={k}, structure={mask.structure!r}{only})")
     beside = f" between {site.pair[0]!r} and {site.pair[1]!r}" if site.pair else ""
-    return (
-        f"only modules can be replaced; for this one{beside} take the call out and add "
-        f"mrreg.mask(model, {dict.fromkeys(placement, mask.p)}, {options})"
-    )
+    return f"only modules can be replaced; for this one{beside} take the call out and add {' and '.join(calls)}"
 
 
 def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
-    """Yield the numbers called dropout, and the modules that drop branches, of which only a forward would show more."""
+    """Yield what looks like a dropout rate in modules whose forward is not torch's and was not followed."""
     for path, module in model.named_modules():
         if has_stock_forward(module) or isinstance(module, DROPOUTS):
             continue

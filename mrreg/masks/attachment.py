@@ -14,6 +14,7 @@ from mrreg.masks.base import CyclicMask
 from mrreg.masks.mask_clock import KEYS
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
+from mrreg.masks.status import collect_state, describe, positions
 from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving, forget_superseded
 from mrreg.masks.thin_mask import thin_mask
 from mrreg.module_utils import join, within
@@ -22,10 +23,27 @@ _drivers: "WeakKeyDictionary[CyclicMask, ref[MaskStepHooks]]" = WeakKeyDictionar
 
 
 class Attachment:
-    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
+    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager.
 
-    def __init__(self, step_hooks: list[MaskStepHooks]) -> None:
+    Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
+    """
+
+    def __init__(self, step_hooks: list[MaskStepHooks], names: dict[int, str]) -> None:
         self._hooks = step_hooks
+        self._names = names  # paths of the masks, by id
+
+    def __repr__(self) -> str:
+        return describe(positions(self._hooks, self._names))
+
+    def state(self) -> dict[str, float]:
+        """Return numbers for a logger: where the masks are in their cycle, and how much is present.
+
+        "mask/step" counts the optimizer's steps, "mask/cycle" whole cycles; "mask/phase" is the position in the cycle
+        of "mask/k" steps, "mask/steps_to_joint" how many come before the joint step, and "mask/present" the share of
+        the masked parameters' entries that the next training forward uses (where entries are drawn singly, the
+        expected one). With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
+        """
+        return collect_state(positions(self._hooks, self._names))
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
@@ -101,8 +119,9 @@ def attach(
             remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
             raise invalid_state(WHERE, problem, remedy)
     step_hooks = [MaskStepHooks(each, seed) for each in optimizers]
-    first = 0
+    first, names = 0, {}
     for name, mask in _masks(whole):
+        names[id(mask)] = name
         owner = _owner(optimizers, whole, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
@@ -112,7 +131,7 @@ def attach(
         hooks.read_clock(WHERE, each.param_groups)
         refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask._masked_parameters()})
     _start(optimizers, step_hooks)
-    return Attachment(step_hooks)
+    return Attachment(step_hooks, names)
 
 
 def _start(optimizers: list[Optimizer], step_hooks: list[MaskStepHooks]) -> None:

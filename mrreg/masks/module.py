@@ -42,7 +42,7 @@ class MultirateMask(Wrapper, CyclicMask):
 
     Args:
         module: What is wrapped. Masks do not nest.
-        p: Probability of being slow, in [0, 1]. Paper: de-activation probability.
+        p: Probability that an entry is slow, in [0, 1]. Paper: de-activation probability.
         k: Optimizer steps per cycle, at least 1. Paper: k.
         parameters: Names, glob patterns or parameters to mask; by default every weight with two or more dimensions
             that is not of a normalization layer.
