@@ -109,7 +109,8 @@ def attach(
     Note:
         Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.
     """
-    optimizers = list(dict.fromkeys(inner_optimizer(each) for each in _several(optimizer)))
+    given = _several(optimizer)
+    optimizers = list(dict.fromkeys(map(inner_optimizer, given)))
     whole = _one_model(model)
     seed = check_int(WHERE, "seed", seed, least=0)
     check_model(WHERE, whole, switches=False)
@@ -118,7 +119,7 @@ def attach(
             problem = f"this {type(each).__name__} is attached already"
             remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
             raise invalid_state(WHERE, problem, remedy)
-    step_hooks = [MaskStepHooks(each, seed) for each in optimizers]
+    step_hooks = [MaskStepHooks(each, seed, is_wrapped=each not in given) for each in optimizers]
     first, names = 0, {}
     for name, mask in _masks(whole):
         names[id(mask)] = name

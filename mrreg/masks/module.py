@@ -11,7 +11,7 @@ from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import cut, is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks import compact_forward as compact
-from mrreg.masks.base import CyclicMask, ForwardRan
+from mrreg.masks.base import CyclicMask, ForwardRan, MoveReport
 from mrreg.masks.functional_call import functional_call
 from mrreg.masks.masked_tensor import MaskBuffers, as_floats, bits_dtype, masked
 from mrreg.masks.options import CHANGEABLE, WHERE, check_boost, check_module, check_structure
@@ -21,7 +21,7 @@ from mrreg.masks.wrapper import Wrapper
 from mrreg.module_utils import parameter, rebuild_attributes
 
 RUNTIME = {  # attributes that copies and pickles start without
-    *("_masking", "_attached", "_warned", "_forward_ran", "_versions", "_moves_reported", "_mask_buffers"),
+    *("_masking", "_attached", "_warned", "_forward_ran", "_versions", "_moves", "_move_report", "_mask_buffers"),
     *("_drawn", "_drawn_p", "_bits", "_float_masks", "_kept_units", "_unsharded"),
 }
 
@@ -85,7 +85,8 @@ class MultirateMask(Wrapper, CyclicMask):
     _kept_units: dict[str, tuple[int, Tensor]]  # dimension and indices, where whole units without groups are drawn
     _unsharded: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
     _versions: dict[str, tuple[int, int]]  # ids and versions of parameters in the last masked forward since a step
-    _moves_reported: list[bool]  # shared by the masks of an optimizer
+    _moves: int  # how often they moved since that step
+    _move_report: MoveReport
 
     def __new__(cls, module: nn.Module | None = None, *_args: Any, **_options: Any) -> Self:
         """Choose the class that can be indexed and iterated over if the module can."""
@@ -180,7 +181,7 @@ class MultirateMask(Wrapper, CyclicMask):
     def _detach(self) -> None:
         """Become dense, with nothing left of the masked weights."""
         vars(self).update(_masking=False, _attached=False, _warned=False, _forward_ran=ForwardRan())
-        vars(self).update(_versions={}, _moves_reported=[])
+        vars(self).update(_versions={}, _moves=0, _move_report=MoveReport())
         self._mask_buffers = {t.name: MaskBuffers() for t in self.targets}
         self._clear_mask()
         if "module" in self._modules:
@@ -240,7 +241,7 @@ class MultirateMask(Wrapper, CyclicMask):
 
     def _warn_if_moved(self, values: Mapping[str, Tensor]) -> None:
         """Say once per optimizer that weights moved after a backward pass, but in no step that it counted."""
-        if self._moves_reported or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if self._move_report.given or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         before = self._versions
         vars(self)["_versions"] = {name: (id(p), p._version) for name, p in values.items() if p.is_leaf}
@@ -248,15 +249,16 @@ class MultirateMask(Wrapper, CyclicMask):
         for buffers in trained:
             buffers.backward_ran = False
         now = self._versions.items()
-        moved = any(name in before and before[name] != at and before[name][0] == at[0] for name, at in now)
-        if trained and moved:
-            self._moves_reported.append(True)
+        if trained and any(name in before and before[name] != at and before[name][0] == at[0] for name, at in now):
+            vars(self)["_moves"] += 1
+        if self._moves > self._move_report.tolerated:
+            self._move_report.given = True
             problem = "masked weights moved between two forwards, but no step of the attached optimizer was seen"
             remedy = "Attach the optimizer whose step() moves them; until then the masks stand still."
             warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=5)
 
     def _forget_versions(self) -> None:
-        vars(self)["_versions"] = {}
+        vars(self).update(_versions={}, _moves=0)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, CHANGEABLE[name](value) if name in CHANGEABLE else value)

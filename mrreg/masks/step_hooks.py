@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
-from mrreg.masks.base import CyclicMask
+from mrreg.masks.base import CyclicMask, MoveReport
 from mrreg.masks.frozen_entries import (
     GRADIENT,
     FrozenEntries,
@@ -47,8 +47,9 @@ WHERE = "attach"
 class MaskStepHooks:
     """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
 
-    def __init__(self, optimizer: Optimizer, seed: int) -> None:
+    def __init__(self, optimizer: Optimizer, seed: int, is_wrapped: bool = False) -> None:
         self.seed = seed
+        self.move_report = MoveReport(tolerated=int(is_wrapped))
         self.masks: list[tuple[CyclicMask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
         self.thin = ThinStep()
@@ -69,9 +70,8 @@ class MaskStepHooks:
         add(optimizer.register_state_dict_pre_hook(self.thin.hide))
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
         add(optimizer.register_state_dict_post_hook(self._save))
-        moves_reported: list[bool] = []
         for mask, _first in self.masks:
-            vars(mask)["_moves_reported"] = moves_reported
+            vars(mask)["_move_report"] = self.move_report
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""

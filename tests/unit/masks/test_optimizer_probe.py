@@ -87,6 +87,25 @@ def test_what_a_subclass_does_counts() -> None:
         refuse_unfit(Renamed([p], lr=0.1), {id(p)})
 
 
+class Quantized(torch.optim.SGD):
+    """Keeps its momentum in eight bits, with one scale for 256 entries."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                blocks = p.grad.flatten().split(256)
+                scales = [block.abs().max() / 127 for block in blocks]
+                rounded = [(block / scale).round() * scale for block, scale in zip(blocks, scales, strict=True)]
+                p -= group["lr"] * torch.cat(rounded).view_as(p)
+
+
+def test_state_of_low_precision_whose_blocks_share_a_scale_is_refused() -> None:
+    p = _parameter()
+    with pytest.raises(TypeError, match=r"got 'Quantized'\. In a trial"):
+        refuse_unfit(Quantized([p], lr=0.1), {id(p)})
+
+
 def test_the_groups_options_count() -> None:
     one, two = _parameter(), _parameter()
     groups = [{"params": [one], "adam": True}, {"params": [two], "adam": False}]
