@@ -23,7 +23,7 @@ _drivers: "WeakKeyDictionary[CyclicMask, ref[MaskStepHooks]]" = WeakKeyDictionar
 
 
 class Attachment:
-    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager.
+    """Handle of `attach`: `remove()` makes the masks dense and undriven again; also a context manager.
 
     Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
     """
@@ -212,8 +212,8 @@ def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: Cycli
     _refuse_ties(model, mask)
     owners: dict[int | None, list[str]] = {}
     lost = []
-    for own, p in mask._masked_parameters():
-        path = join(name, own)
+    for inner, p in mask._masked_parameters():
+        path = join(name, inner)
         holder = _holder(optimizers, p, path)
         owners.setdefault(holder, []).append(path)
         if holder is None and p.requires_grad:
@@ -254,6 +254,6 @@ def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):
-            own = next(n for n, q in every if q is p and any(within(place, n) for place in places))
+            masked = next(n for n, q in every if q is p and any(within(place, n) for place in places))
             remedy = "Wrap their common parent instead."
-            raise invalid_argument(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)
+            raise invalid_argument(ValueError, WHERE, masked, "used inside its mask only", f"tied to {path}", remedy)

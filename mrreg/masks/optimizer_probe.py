@@ -60,8 +60,8 @@ def refuse_unfit(optimizer: Optimizer, masked: Container[int]) -> None:
     """
     for each in list(_made_of(optimizer, DEPTH, {id(optimizer)})) or [optimizer]:
         for group in each.param_groups:
-            own = [p for p in group["params"] if id(p) in masked]
-            if own and (reason := _fault(each, group, max(own, key=Tensor.dim))):
+            affected = [p for p in group["params"] if id(p) in masked]
+            if affected and (reason := _fault(each, group, max(affected, key=Tensor.dim))):
                 rule = "an optimizer whose update is element-wise"
                 raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(each).__name__, reason)
 
@@ -75,8 +75,8 @@ def _made_of(value: Any, depth: int, seen: set[int]) -> Iterator[Optimizer]:
     elif isinstance(value, Tensor | nn.Module | type):
         return
     else:
-        own = getattr(value, "__dict__", {})
-        inside = [each for name, each in own.items() if name not in ("param_groups", "state", "defaults")]
+        attributes = getattr(value, "__dict__", {})
+        inside = [each for name, each in attributes.items() if name not in ("param_groups", "state", "defaults")]
     for each in inside:
         if id(each) not in seen:
             seen.add(id(each))

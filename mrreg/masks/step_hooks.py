@@ -120,11 +120,11 @@ class MaskStepHooks:
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
         for p, frozen, *_ in self.snapshots:
-            own = optimizer.state.get(p)
-            unmasked = {} if own is None or is_sharded(p) else frozen.unmasked_state()
+            state = optimizer.state.get(p)
+            unmasked = {} if state is None or is_sharded(p) else frozen.unmasked_state()
             if unmasked:
                 saved["state"] = {
-                    key: own | unmasked if value is own else value for key, value in saved["state"].items()
+                    key: state | unmasked if value is state else value for key, value in saved["state"].items()
                 }
         self.thin.show(optimizer)
 
