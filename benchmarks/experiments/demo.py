@@ -62,7 +62,7 @@ PAIRS = [(one, other) for other in ("SGD", "dropout") for one in CHOICES if one 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """How much is trained on how much."""
+    """The size of data, network and search."""
 
     seeds: int = 10
     tuning_seeds: int = 2
@@ -99,7 +99,7 @@ def execute(config: DemoConfig, run: Run, context: Context) -> list[Result]:
 
 
 def best(record: Record, method: str) -> int:
-    """Which candidate had the best mean validation accuracy; the first of equals."""
+    """Return the candidate with the best mean validation accuracy; the first of equals."""
     columns = zip(*record.curves(f"search {method}", "validation accuracy").values(), strict=True)
     means = [fmean(column) for column in columns]
     return means.index(max(means))
@@ -114,7 +114,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def split(seed: int, images: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which images are for training, validation and test; the test images are the same for every seed."""
+    """Return the images for training, validation and test; the test images are the same for every seed."""
     x, _ = digits()
     rest = TEST + torch.randperm(len(x) - TEST, generator=torch.Generator().manual_seed(seed))
     return rest[:images], rest[images:], torch.arange(TEST)
@@ -184,7 +184,7 @@ def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
 
 
 def sections(preset: str) -> tuple[Section, ...]:
-    """What the report shows: accuracy with paired differences, and what it cost."""
+    """Return the report: accuracy with paired differences, and its cost."""
     config = PRESETS[preset]
     note = (
         f"scikit-learn's digits: {config.images} images to train on, {TEST} to test on, the rest for validation. "
@@ -232,7 +232,7 @@ def sections(preset: str) -> tuple[Section, ...]:
 
 
 def chosen(record: Record) -> list[str]:
-    """What the search chose."""
+    """Return the choices of the search."""
     choices = [f"{method}: {CHOICES[method][best(record, method)]}" for method in CHOICES]
     return [f"Chosen on validation images: {'; '.join(choices)}."]
 

@@ -23,7 +23,6 @@ UNCALLED = "this forward did not call it (attention often reads its p only)"
 UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transformer layers: pass example_inputs"
 UNREACHED = "the forward holds its layers elsewhere too (in a closure or a list), where they cannot be replaced"
 UNREAD = "what a forward does with it is only seen with example_inputs"
-UNSEEN = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
 ATTENTION_FUNCTION = re.compile(r".*attention.*")
 BRANCH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 
@@ -51,10 +50,10 @@ def swap_dropout(
     Args:
         model: A model with dropout. Modules replaced by masks become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords. A
-            training forward (a second one if the first left layers out) follows the values through the model, with no
-            layer skipped at random. It runs without gradients and hooks, on a copy of everything but the parameters,
-            and leaves random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
+        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords.
+            Training forwards, in which no layer is skipped at random, follow the values through the model and see that
+            the masks are reached. They run without gradients and hooks, on a copy of everything but the parameters,
+            and leave random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
             torch's Transformer and recurrent layers is known.
         rescale: As in `MultirateMask`: None divides what is kept by 1 - p, as nn.Dropout does.
         boost: As in `MultirateMask`.
@@ -97,8 +96,7 @@ def swap_dropout(
         _leave_unreached(chosen, planner, replacements, called)
     swaps = {site.path: _outcome(site, chosen.get(site, {})) for site in sites}
     swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k))
-    custom = trace is None and not all(map(has_stock_forward, model.modules()))
-    report = Report(swaps, (UNSEEN,) if custom else ())
+    report = Report(swaps, partial=trace is None and not all(map(has_stock_forward, model.modules())))
     replace_modules(WHERE, model, _replacements(chosen, planner, options))
     for site in chosen:
         if site.path not in planner.modules:  # it is the argument of a recurrent module

@@ -1,4 +1,4 @@
-"""The layers and dropouts that a forward is made of, and which parameters hold a layer's input and output units."""
+"""Layers and dropouts that a forward is made of, and the parameters that hold a layer's input and output units."""
 
 from typing import Any, Literal
 

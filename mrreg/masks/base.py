@@ -1,4 +1,4 @@
-"""What `attach` drives: something that is masked on all but the last step of a cycle, and draws what at its start."""
+"""Common ground of all masks: the clock of an optimizer tells them the phase of a cycle and when to draw."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 
 class ForwardRan:
-    """Whether a masked forward has run; an object of its own, so that compiled graphs and replicas can say so too."""
+    """Note that a masked forward has run; shared by a mask with its compiled graphs and replicas."""
 
     masked = False
 
 
 class CyclicMask:
-    """Turns the clock of an optimizer into the phase of a cycle: what is slow, and whether forwards are masked now."""
+    """Turns the clock of an optimizer into the phase of a cycle: what is slow, and if forwards are masked."""
 
     p: float  # share of slow entries or units; the largest, where there are several
     k: int
@@ -29,15 +29,15 @@ class CyclicMask:
         raise NotImplementedError
 
     def _root(self) -> nn.Module:
-        """The module that the masked parameters are in."""
+        """Return the module that the masked parameters are in."""
         raise NotImplementedError
 
     def _masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Those parameters, with their names in the root."""
+        """Yield the masked parameters with their names in the root."""
         raise NotImplementedError
 
     def _draws(self) -> int:
-        """How many slow subsets are drawn, each with an index of its own."""
+        """Return the number of slow subsets that are drawn, each with an index of its own."""
         raise NotImplementedError
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
@@ -51,6 +51,9 @@ class CyclicMask:
     def _detach(self) -> None:
         """Become dense and undriven."""
         raise NotImplementedError
+
+    def _forget_versions(self) -> None:
+        """Note that parameters were written to by somebody who may."""
 
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps."""

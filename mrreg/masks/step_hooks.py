@@ -88,6 +88,9 @@ class MaskStepHooks:
             optimizer.register_load_state_dict_post_hook(self.sync_masks),
             optimizer.register_state_dict_post_hook(self._save),
         ]
+        moves_reported: list[bool] = []
+        for mask, _first in self.masks:
+            vars(mask)["_moves_reported"] = moves_reported
         self.sync_masks(optimizer)
 
     def stop(self) -> None:
@@ -224,6 +227,9 @@ class MaskStepHooks:
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+        else:
+            for mask, _first in self.masks:
+                mask._forget_versions()  # a fused step that found inf has written what it read
 
 
 def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:

@@ -70,8 +70,16 @@ class ThinTensor:
         return found
 
     def gather(self, value: Tensor) -> Tensor:
-        """What stands for the parameter or buffer in a masked forward."""
-        return gather(value, self.entries(value), self.scale, self.gradients)
+        """What stands for the parameter or buffer in a masked forward.
+
+        The model's inputs come whole, so the columns that read absent ones stay, at zero.
+        """
+        small = gather(value, self.entries(value), self.scale, self.gradients)
+        for dim, (group, _) in self.cuts.items():
+            if group.kind == "inputs":
+                shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
+                small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
+        return small
 
 
 Place = tuple[nn.Module, str, dict[str, ThinTensor]]

@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch import Tensor, nn
 
-from mrreg.optim.hyperparameters import checked, make_groups
+from mrreg.optim.hyperparameters import Params, checked, make_groups, model_of
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice
 
@@ -24,12 +23,13 @@ class MultirateAdamW(Multirate):
         theta_S <- theta_S - lr * d_S            every step
 
     Args:
-        params: Parameters, named parameters or groups, as in torch.
+        params: The model, so that other code sees `requires_grad` as you set it; or parameters, named parameters or
+            groups, as in torch.
         lr: Step size per step, for both parts.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
-        fast: What trains at every step, in the forms of `split`: modules, parameters, or names where `params` are
-            named. All other parameters are slow. Paper: theta_F. None: all are fast, but for groups with a "period"
-            (None stands for k), as `split` makes them.
+        fast: What trains at every step, in the forms of `split`: names, patterns, modules or parameters. All other
+            parameters are slow. Paper: theta_F. None: for groups with a "period" (None stands for k), as `split` makes
+            them; all others are fast then.
         betas: As in torch.
         eps: As in torch.
         weight_decay: As in torch: decoupled, and part of the direction that is held.
@@ -42,12 +42,17 @@ class MultirateAdamW(Multirate):
             once (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
             "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
-            It becomes the "lr" of the slow groups, so schedulers scale it; a group's own "lr" goes before a number.
+            The words are kept as "slow_lr" in the slow groups and applied at each step, so any schedule of "lr" leaves
+            the ratio as it is. A number becomes the groups' "lr"; a group's own "lr" goes before it.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
+        model: The model, where `params` are groups or parameters.
 
     Raises:
         TypeError: If something is of another kind than above.
         ValueError: If a number is out of range, or `fast` does not fit `params`.
+
+    Warns:
+        NoEffectWarning: If k > 1 and no parameter is slow; if no forward of the model is seen before a step.
 
     Example:
         >>> import mrreg
@@ -68,7 +73,7 @@ class MultirateAdamW(Multirate):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         k: int = 5,
         fast: Choice | None = None,
@@ -84,6 +89,7 @@ class MultirateAdamW(Multirate):
         drift: bool = True,
         slow_lr: str | float = "coupled",
         gradient: str = "sync",
+        model: nn.Module | None = None,
     ) -> None:
         where = "MultirateAdamW"
         options: dict[str, Any] = {
@@ -98,5 +104,8 @@ class MultirateAdamW(Multirate):
             "fused": fused,
         }
         options = checked(where, options)
-        base = torch.optim.AdamW(make_groups(where, params, options["lr"], k, fast, slow_lr), **options)
-        super().__init__([(base, None)], drift=drift, gradient=gradient)
+        groups, layout = make_groups(where, params, k, fast, slow_lr)
+        base = torch.optim.AdamW(groups, **options)
+        model = model_of(where, params, model)
+        super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
+        self._layouts.append(layout)

@@ -1,5 +1,6 @@
 """Checks of the options of `MultirateSGD` and `MultirateAdamW`, and their parameter groups."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from math import inf, isfinite
 from typing import Any
@@ -7,43 +8,82 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
 from mrreg.optim.param_groups import Choice, split
+from mrreg.optim.plain_state import Layout
+from mrreg.optim.validation import SLOW_LR
 
 Group = dict[str, Any]
-SLOW_LR = ("coupled", "per_gradient")
+
+
+Params = ParamsT | nn.Module
 
 
 def make_groups(
-    where: str, params: ParamsT, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
-) -> list[Group]:
-    """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
+    where: str, params: Params, k: int, fast: Choice | None, slow_lr: str | float
+) -> tuple[list[Group], Layout]:
+    """Return groups with a period each, 1 for those of `fast` and k for those marked slow, and how they were given."""
     k = check_int(where, "k", k)
     slow_lr = _slow_rate(where, slow_lr)
-    if isinstance(params, Tensor | Mapping | str | nn.Module) or not isinstance(params, Iterable):
-        raise invalid_argument(
-            TypeError, where, "params", "parameters, named parameters or parameter groups", type(params).__name__
-        )
-    items: list[Any] = list(params)
-    if not items:
-        raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
-    groups: list[Group] = (
-        [checked(where, item) for item in items] if items and isinstance(items[0], Mapping) else [{"params": items}]
-    )
+    groups = _read_groups(where, params)
+    layout: Layout = []
     if fast is not None:
         if any(group.get("period") is not None for group in groups):
             rule = "left out where groups have periods of their own"
             raise invalid_argument(
                 ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`."
             )
-        groups = split(groups, fast=fast)
+        layout = _layout(groups)
+        groups = split(params if isinstance(params, nn.Module) else groups, fast=fast)
+    elif k > 1 and not any("period" in group for group in groups):
+        problem = f"k={k} has no effect, since all parameters are fast"
+        remedy = "Name the fast ones, as in fast='fc', or give groups from split(); k=1 is ordinary training."
+        warnings.warn(f"{where}: {problem}. {remedy}", NoEffectWarning, stacklevel=3)
     for group in groups:
         if group.get("period", 1) is None:
             group["period"] = k
-        period = check_int(where, "period", group.setdefault("period", 1))
-        if period > 1:
-            _set_lr(group, group.get("lr", lr), period, slow_lr)
-    return groups
+        if check_int(where, "period", group.setdefault("period", 1)) > 1:
+            _set_lr(group, slow_lr)
+    return groups, layout
+
+
+def _read_groups(where: str, params: Params) -> list[Group]:
+    """Return parameter groups, one for a module or a list of parameters."""
+    if isinstance(params, nn.Module):
+        items: list[Any] = list(params.named_parameters())
+    elif isinstance(params, Tensor | Mapping | str) or not isinstance(params, Iterable):
+        rule = "a module, parameters, named parameters or parameter groups"
+        raise invalid_argument(TypeError, where, "params", rule, type(params).__name__)
+    else:
+        items = list(params)
+    if not items:
+        raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
+    if isinstance(items[0], Mapping):
+        return [_listed(checked(where, item)) for item in items]
+    return [{"params": items}]
+
+
+def _listed(group: Group) -> Group:
+    """Make a list of a group's parameters, which may come as one tensor or as an iterator that ends after use."""
+    params = group.get("params")
+    return (
+        {**group, "params": list(params)} if isinstance(params, Iterable) and not isinstance(params, Tensor) else group
+    )
+
+
+def _layout(groups: list[Group]) -> Layout:
+    """Return the parameters of each group, names left out."""
+    lists = [[group["params"]] if isinstance(group["params"], Tensor) else group["params"] for group in groups]
+    return [[item[1] if isinstance(item, tuple) else item for item in params] for params in lists]
+
+
+def model_of(where: str, params: Params, model: nn.Module | None) -> nn.Module | None:
+    """Return the model whose forwards are watched: the one given, or `params` if that is one."""
+    if not isinstance(params, nn.Module):
+        return model
+    if model is not None and model is not params:
+        raise invalid_argument(ValueError, where, "model", "left out where params is a module", type(model).__name__)
+    return params
 
 
 def _slow_rate(where: str, slow_lr: object) -> Any:
@@ -101,9 +141,9 @@ def checked(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: CHECKS[name](where, name, value) if name in CHECKS else value for name, value in options.items()}
 
 
-def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:
+def _set_lr(group: Group, slow_lr: str | float) -> None:
     """Set the lr of a slow group; one that the group brings along goes first, as in torch."""
-    if slow_lr == "per_gradient":
-        group["lr"] = lr / period
-    elif not isinstance(slow_lr, str):
+    if isinstance(slow_lr, str):
+        group["slow_lr"] = slow_lr  # applied at each step, so that a schedule of "lr" cannot undo it
+    else:
         group.setdefault("lr", slow_lr)

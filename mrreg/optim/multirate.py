@@ -1,23 +1,33 @@
 """The engine: an ordinary torch optimizer whose parts train at different rates."""
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, overload
 
 import torch
+from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
-from mrreg.optim.drift import Group, step_size
+from mrreg.optim.drift import Group
 from mrreg.optim.engine import Engine
-from mrreg.optim.requires_grad import RequiresGradSwitch, watch_others
-from mrreg.optim.state_validation import add_stateless_entries, complete_loaded_state, validate_state_dict
+from mrreg.optim.grad_control import GradControl
+from mrreg.optim.metrics import collect_metrics
+from mrreg.optim.plain_state import Layout, adapt_plain_state
+from mrreg.optim.requires_grad import RequiresGradSwitch
+from mrreg.optim.state_validation import (
+    add_stateless_entries,
+    check_form,
+    complete_loaded_state,
+    validate_state_dict,
+)
 from mrreg.optim.stepper import Stepper
-from mrreg.optim.sync_clock import describe_position, is_due
-from mrreg.optim.validation import check_gradients, check_parts, initial_groups
+from mrreg.optim.sync_clock import describe_position, is_due, lr_per_step
+from mrreg.optim.training_window import check_model
+from mrreg.optim.validation import check_gradients, check_parts, check_phases, initial_groups
 
 
 class Multirate(Optimizer):
@@ -30,7 +40,7 @@ class Multirate(Optimizer):
 
     At step t, for a part of period K:
 
-        take the base's step, note its direction      if t mod K == 0
+        take the base's step, note its direction      if t mod K == phase
         theta <- theta - lr * direction               else, with drift (Algorithm 1)
 
     Without drift (Algorithm 2) it moves by K * lr * direction at once and then rests. The direction is the momentum
@@ -43,6 +53,10 @@ class Multirate(Optimizer):
         gradient: What a part takes as its gradient: "sync", the one of its own step; "mean" or "sum", that of all its
             gradients since its last update. One word, or one per part. The last two need a gradient at every step, so
             they save no time, and hold one more tensor per parameter of period above 1.
+        phase: The step of a part's first gradient: it is due at t with t mod K == phase mod K. One number, or one per
+            part; a group's "phase" goes before it. With `gradient="sum"`, K - 1 stands for loops that gather the
+            gradients of K steps and then update.
+        model: The module whose training forwards begin a step; it holds all parameters of period above 1.
 
     Raises:
         TypeError: If something is of another kind than above.
@@ -50,38 +64,42 @@ class Multirate(Optimizer):
         RuntimeError: If the model is in a DistributedDataParallel that waits for gradients of all parameters.
 
     Warns:
-        NoEffectWarning: Once, if fast parameters get no gradient between sync steps.
+        NoEffectWarning: Once, if fast parameters get no gradient between sync steps; if no forward of the model is
+            seen before a step; without a model, if other code switches `requires_grad` on between two gradients.
 
     Example:
         >>> import mrreg
         >>> import torch
         >>> from torch import nn
-        >>> stem, trunk, head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> stem, trunk, head = model
         >>> optimizer = mrreg.Multirate(
         ...     [
         ...         (torch.optim.AdamW(head.parameters(), lr=1e-3), 1),
         ...         (torch.optim.SGD(trunk.parameters(), lr=1e-3, momentum=0.9), 5),
         ...         (torch.optim.SGD(stem.parameters(), lr=1e-3), 25),
-        ...     ]
+        ...     ],
+        ...     model=model,
         ... )
         >>> for _ in range(7):
-        ...     head(trunk(stem(torch.randn(3, 4)))).sum().backward()
+        ...     model(torch.randn(3, 4)).sum().backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         >>> optimizer.due
         (True, False, False)
         >>> optimizer
-        Multirate (drift=True, 7 steps done
+        Multirate (drift=True, 7 steps done, flags at rest
           part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.001, due
           part 1: SGD, period 5, 2 tensors, 72 parameters, lr 0.001, 2 of 5
           part 2: SGD, period 25, 2 tensors, 40 parameters, lr 0.001, 7 of 25
         )
 
     Note:
-        Between steps, `requires_grad` of every parameter that was trainable at construction says whether its part needs
-        a gradient at the next step. Flags that you set are left alone; all are given back when the optimizer is
-        garbage-collected, by `close()`, and at the end of a `with` block. To freeze a slow part in mid-run call
-        `close()` first: a flag that is off already cannot show that you set it. The part drifts to its next sync step.
+        With `model`, parameters whose part is not due have requires_grad=False from a training forward to the end of
+        `step` and never else ("flags at rest" in the text). Without it, or where its forwards are not seen (compiled in
+        place, inner parts called by hand), they have it between steps too ("flags visible"): averages, checkpoints and
+        copies that go by `requires_grad` then leave them out; call `close()` before, or use `all_trainable()`. Flags
+        that you set are left alone. A slow part that you freeze drifts to its next sync step and rests.
 
     Note:
         The clock counts calls of `step` that do something: not those that a gradient scaler skips, nor those without
@@ -101,12 +119,17 @@ class Multirate(Optimizer):
         *,
         drift: bool = True,
         gradient: str | Iterable[str] = "sync",
+        phase: int | Iterable[int] = 0,
+        model: nn.Module | None = None,
     ) -> None:
         where = type(self).__name__
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
             raise invalid_argument(TypeError, where, "drift", "True or False", drift)
-        entries = initial_groups(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
+        gradients, phases = check_gradients(where, gradient, len(pairs)), check_phases(where, phase, len(pairs))
+        entries = initial_groups(where, pairs, gradients, phases, drift)
+        if model is not None:
+            check_model(where, model, [p for group, added in entries if added["period"] > 1 for p in group["params"]])
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
         for group, added in entries:
@@ -115,22 +138,14 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
-        self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups))
+        self._layouts: list[Layout] = [] if model is None else [[list(model.parameters())]]
+        self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
 
-    def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch) -> None:
+    def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
         """Set up what is not saved."""
         steppers = [Stepper(base, self.state, self._drift) for base in bases]
-        self._requires_grad = switch
-        watch_others()
         self._engine = Engine(type(self).__name__, steppers, self.param_groups, switch)
-        self._finalizer = weakref.finalize(self, switch.restorer())
-        self._finalizer.atexit = False
-        self._set_requires_grad()
-
-    def _set_requires_grad(self) -> None:
-        """Let every parameter require a gradient just where its part needs one at the next step."""
-        for index, group in enumerate(self.param_groups):
-            self._requires_grad.set(index, is_due(group) or group["gradient"] != "sync")
+        self._grad_control = GradControl(self, switch, self.param_groups, model)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -149,16 +164,37 @@ class Multirate(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with torch.no_grad():
-            if self._engine.counts(self.param_groups, self.state, getattr(self, "found_inf", None)):
-                self._engine.advance(self.param_groups, self.state)
-                self._set_requires_grad()
+        try:
+            with torch.no_grad():
+                if self._engine.counts(self.param_groups, self.state, getattr(self, "found_inf", None)):
+                    self._grad_control.before_step(self.param_groups)
+                    self._engine.advance(self.param_groups, self.state)
+                    self._grad_control.schedule(self.param_groups)
+        finally:
+            self._grad_control.after_step()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as in torch.
+
+        Args:
+            set_to_none: As in torch.
+        """
+        self._grad_control.before_zero_grad()
+        super().zero_grad(set_to_none)
 
     @property
     def due(self) -> tuple[bool, ...]:
         """For each part, True if it gets a gradient at the next step."""
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for a logger: steps done, share of the entries that are due, and for each part ("part0", …).
+
+        Of a part: due at the next step (1 or 0), period, phase (steps since its last gradient), and with drift the
+        Euclidean norm of what one step of it moves (all ranks must call this where parameters are sharded).
+        """
+        return collect_metrics(self._parts(), self.state, self._drift)
 
     def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
         """Yield base and groups of each part, in the order given, the periods within one base ascending."""
@@ -167,15 +203,24 @@ class Multirate(Optimizer):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"]
+        steps, flags = self.param_groups[0]["clock"], self._grad_control.mode
+        lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done, flags {flags}"]
         for index, (base, groups) in enumerate(self._parts()):
             first, params = groups[0], [p for group in groups for p in group["params"]]
-            lrs = ", ".join(dict.fromkeys(f"{step_size(group):g}" for group in groups))
+            lrs = ", ".join(dict.fromkeys(f"{lr_per_step(group):g}" for group in groups))
             lines.append(
                 f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
                 f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, {describe_position(first)}"
             )
         return "\n".join([*lines, ")"])
+
+    def train(self) -> None:
+        """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
+        self._engine.call_bases("train", self.state)
+
+    def eval(self) -> None:
+        """Pass `eval()` on to the parts that have it, as schedule-free optimizers do."""
+        self._engine.call_bases("eval", self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
@@ -192,7 +237,7 @@ class Multirate(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with an entry for each parameter that trains without any."""
         saved = super().state_dict()
-        trained = {p for index in range(len(self.param_groups)) for p in self._requires_grad.trainable(index)}
+        trained = {p for index in range(len(self.param_groups)) for p in self._grad_control.switch.trainable(index)}
         add_stateless_entries(saved, self.param_groups, trained)
         return saved
 
@@ -200,16 +245,17 @@ class Multirate(Optimizer):
         """Load a saved state, or refuse it and change nothing.
 
         Args:
-            state_dict: From `state_dict()` of an optimizer with the same parts.
+            state_dict: From `state_dict()` of an optimizer with the same parts; or of the base optimizer over the same
+                groups, or over the parameters or the model that this one was built from.
         """
         where = f"{type(self).__name__}.load_state_dict"
-        if not isinstance(state_dict, dict):
-            raise invalid_argument(
-                TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__
-            )
+        check_form(where, state_dict)
 
-        def check(_: Optimizer, saved: dict[str, Any]) -> None:
+        def check(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            check_form(where, saved)
+            saved = adapt_plain_state(saved, self.param_groups, self._layouts)
             validate_state_dict(where, [(stepper.base, stepper.step) for stepper in self._engine.steppers], saved)
+            return saved
 
         handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
         try:
@@ -220,7 +266,8 @@ class Multirate(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         ours = {
             "_drift": self._drift,
-            "_requires_grad": self._requires_grad.for_copy(),
+            "_layouts": self._layouts,
+            "_requires_grad": self._grad_control.switch.for_copy(),
             "_bases": [class_and_attributes(base) for base in self._engine.bases()],
         }
         return super().__getstate__() | ours
@@ -236,12 +283,20 @@ class Multirate(Optimizer):
             return
         complete_loaded_state(state, self.param_groups)
         super().__setstate__(state)
+        self._grad_control.after_step()
         self._engine.reload(self.param_groups, self.state)
-        self._set_requires_grad()
+        self._grad_control.schedule(self.param_groups)
 
     def close(self) -> None:
         """Give `requires_grad` back as it was at construction; a later step takes it up again."""
-        self._requires_grad.restore()
+        self._grad_control.close()
+
+    def all_trainable(self) -> AbstractContextManager[None]:
+        """Let all parameters require gradients inside a `with` block, for a backward pass of your own in mid-cycle.
+
+        Clear the gradients that it leaves before the next step.
+        """
+        return self._grad_control.all_trainable(self.param_groups)
 
     def __enter__(self) -> Self:
         return self

@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch import Tensor, nn
 
-from mrreg.optim.hyperparameters import checked, make_groups
+from mrreg.optim.hyperparameters import Params, checked, make_groups, model_of
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice
 
@@ -25,12 +24,13 @@ class MultirateSGD(Multirate):
         p_F, theta_F <- the same, with a gradient        every step
 
     Args:
-        params: Parameters, named parameters or groups, as in torch.
+        params: The model, so that other code sees `requires_grad` as you set it; or parameters, named parameters or
+            groups, as in torch.
         lr: Step size per step, for both parts. Paper: h_F, that is h / k.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
-        fast: What trains at every step, in the forms of `split`: modules, parameters, or names where `params` are
-            named. All other parameters are slow. Paper: theta_F. None: all are fast, but for groups with a "period"
-            (None stands for k), as `split` makes them.
+        fast: What trains at every step, in the forms of `split`: names, patterns, modules or parameters. All other
+            parameters are slow. Paper: theta_F. None: for groups with a "period" (None stands for k), as `split` makes
+            them; all others are fast then.
         momentum: As in torch. Paper: mu.
         dampening: As in torch.
         nesterov: As in torch.
@@ -42,25 +42,30 @@ class MultirateSGD(Multirate):
             once (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
             "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
-            It becomes the "lr" of the slow groups, so schedulers scale it; a group's own "lr" goes before a number.
+            The words are kept as "slow_lr" in the slow groups and applied at each step, so any schedule of "lr" leaves
+            the ratio as it is. A number becomes the groups' "lr"; a group's own "lr" goes before it.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
+        model: The model, where `params` are groups or parameters.
 
     Raises:
         TypeError: If something is of another kind than above.
         ValueError: If a number is out of range, or `fast` does not fit `params`.
+
+    Warns:
+        NoEffectWarning: If k > 1 and no parameter is slow; if no forward of the model is seen before a step.
 
     Example:
         >>> import mrreg
         >>> import torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> optimizer = mrreg.MultirateSGD(model.parameters(), lr=1e-3, k=5, fast=model[2], momentum=0.9)
+        >>> optimizer = mrreg.MultirateSGD(model, lr=1e-3, k=5, fast="2", momentum=0.9)
         >>> for _ in range(6):
         ...     model(torch.randn(3, 4)).square().mean().backward()
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         >>> optimizer
-        MultirateSGD (drift=True, 6 steps done
+        MultirateSGD (drift=True, 6 steps done, flags at rest
           part 0: SGD, period 1, 2 tensors, 18 parameters, lr 0.001, due
           part 1: SGD, period 5, 2 tensors, 40 parameters, lr 0.001, 1 of 5
         )
@@ -71,7 +76,7 @@ class MultirateSGD(Multirate):
 
     def __init__(
         self,
-        params: ParamsT,
+        params: Params,
         lr: float | Tensor = 1e-3,
         k: int = 5,
         fast: Choice | None = None,
@@ -86,6 +91,7 @@ class MultirateSGD(Multirate):
         drift: bool = True,
         slow_lr: str | float = "coupled",
         gradient: str = "sync",
+        model: nn.Module | None = None,
     ) -> None:
         where = "MultirateSGD"
         options: dict[str, Any] = {
@@ -99,5 +105,8 @@ class MultirateSGD(Multirate):
             "fused": fused,
         }
         options = checked(where, options)
-        base = torch.optim.SGD(make_groups(where, params, options["lr"], k, fast, slow_lr), **options)
-        super().__init__([(base, None)], drift=drift, gradient=gradient)
+        groups, layout = make_groups(where, params, k, fast, slow_lr)
+        base = torch.optim.SGD(groups, **options)
+        model = model_of(where, params, model)
+        super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
+        self._layouts.append(layout)

@@ -1,6 +1,7 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, TypeVar
 from warnings import warn
 
@@ -8,9 +9,11 @@ import torch
 from torch import nn
 
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
+from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
+from mrreg.module_utils import within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.counts import with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
@@ -130,6 +133,8 @@ def _search(
     try:
         with probing([twin]):
             groups, refusals = find(twin, read_inputs(example_inputs), progress)
+            refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
+            groups = [group for group in groups if not _masked_otherwise(model, group)]
             groups = with_counts(groups, p, include, exclude)
             dropped = [group for group in groups if group.kept < group.units]
             inputs = read_inputs(example_inputs)
@@ -150,6 +155,16 @@ def _search(
     unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
     entries = _entries(groups, admission, refusals)
     return ThinReport(entries, overrides, k, (masked, plain), unchanged)
+
+
+def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:
+    """Refuse a group that has entries in a layer with a mask of its own."""
+    masks = [path for path, module in model.named_modules() if isinstance(module, MultirateMask)]
+    for path, slot in product(masks, group.slots):
+        if within(path, slot.name):
+            places = [(slot.name, slot.dim) for slot in group.slots]
+            return Refusal(group.name, places, group.units, f"{path!r} has a MultirateMask of its own")
+    return None
 
 
 def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequence[Refusal]) -> dict[str, ThinEntry]:

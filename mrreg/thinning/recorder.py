@@ -67,7 +67,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
             output = twin(*inputs.args, **inputs.kwargs)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
-        error.add_note(f"thin: raised by the model's forward on example_inputs ({call}).")
+        error.add_note(f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
     leaving = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
@@ -87,7 +87,7 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in SUMS and len(args) > 1:
             self._note_sum(args[0], args[1], name in ("add_", "__iadd__"))
-        if name in SMOOTH:
+        if name in SMOOTH and args[0].is_floating_point():
             return SMOOTH[name](func, *args, **kwargs)
         read = READERS.get(name)
         layout = read(*args, **kwargs) if read else None

@@ -89,10 +89,13 @@ class Trial:
 
     @contextmanager
     def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[None]:
-        """Within, the copy has parameters and buffers without the absent units of some groups."""
+        """Within, the copy has parameters and buffers without the absent units of some groups.
+
+        The model's inputs come whole, so the columns that read absent ones stay, at zero.
+        """
         small: dict[str, Tensor] = {}
         for group in groups:
-            for slot in group.slots:
+            for slot in group.slots if group.kind != "inputs" else ():
                 kept = slot.indices[self.present[group.name]].flatten().sort().values
                 tensor = small.get(slot.name, self.tensors[slot.name])
                 small[slot.name] = tensor.detach().index_select(slot.dim, kept.to(tensor.device))

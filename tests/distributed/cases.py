@@ -144,7 +144,23 @@ def langevin(net: nn.Module) -> Optimizer:
     return mrreg.Multirate([(mrreg.LangevinSGD([fast], **options), 1), (mrreg.LangevinSGD([slow], **options), K)])
 
 
-ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three, langevin)
+def at_rest(net: nn.Module) -> Optimizer:
+    """As `sgd`, with a model whose flags nobody sees."""
+    return mrreg.MultirateSGD(net, lr=0.1, k=K, fast=head(net), momentum=0.9, weight_decay=0.01)
+
+
+def three_at_rest(net: nn.Module) -> Optimizer:
+    fast, middle, slow = mrreg.split(net, fast=head(net), slow={layer_of(net, 2): 2, layer_of(net, 0): 4})
+    return mrreg.MultirateAdamW([fast, middle, slow], lr=0.01, model=net)
+
+
+def layer_of(net: nn.Module, index: int) -> nn.Module:
+    inner = net.module if isinstance(net, DistributedDataParallel) else net
+    assert isinstance(inner, nn.Sequential)
+    return inner[index]
+
+
+ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three, langevin, at_rest, three_at_rest)
 PLAIN: tuple[Make, ...] = (
     lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
     lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True),

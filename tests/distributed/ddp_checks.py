@@ -16,6 +16,7 @@ from distributed.cases import (
     STEPS,
     K,
     agree,
+    at_rest,
     backward,
     batch,
     check,
@@ -61,7 +62,7 @@ def ddp_sends_what_is_due(rank: int) -> None:
             for _ in range(2)
         ]
         nets[1].register_comm_hook(None, reduce_due)
-        optimizers = [sgd(net) for net in nets]
+        optimizers = [sgd(nets[0]), at_rest(nets[1])]
         with counted() as sent:
             for t in range(2 * K):
                 for net, optimizer in zip(nets, optimizers, strict=True):
@@ -173,6 +174,23 @@ def ddp_built_while_slow_parts_are_off(rank: int) -> None:
     backward(wrapped, batch(1))
     with pytest.raises(RuntimeError, match="never averages"):
         optimizer.step()
+
+
+@check
+def ddp_built_in_mid_cycle_with_flags_at_rest(rank: int) -> None:
+    net, alone = plain_net(), plain_net()
+    optimizer, other = at_rest(net), at_rest(alone)
+    wrapped: nn.Module = net
+    for t in range(STEPS):
+        if t == 2:
+            wrapped = DDP(net, find_unused_parameters=True)
+        backward(wrapped, batch(t) if t < 2 else batch(t).chunk(2)[rank])
+        backward(alone, batch(t))
+        for o in (optimizer, other):
+            o.step()
+            o.zero_grad()
+        agree(net, alone, rank)
+    assert "flags at rest" in repr(optimizer)
 
 
 @check

@@ -29,6 +29,15 @@ class Net(nn.Module):
 Make = Callable[[Net], Optimizer]
 
 
+class Mode:
+    """How the optimizers of this file are built: flags at rest, since they know the model, or visible."""
+
+    at_rest = False
+
+
+MODE = Mode()
+
+
 @dataclass(frozen=True)
 class Base:
     """A base optimizer with its options."""
@@ -104,19 +113,29 @@ def train(
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    """Whether all parameters agree bit for bit, and so do their flags."""
+    """Tell if all parameters agree bit for bit, and so do flags that are visible (those of a copy always are)."""
     pairs = list(zip(a.parameters(), b.parameters(), strict=True))
-    return all(torch.equal(p, q) and p.requires_grad == q.requires_grad for p, q in pairs)
+    return all(torch.equal(p, q) and (MODE.at_rest or p.requires_grad == q.requires_grad) for p, q in pairs)
+
+
+def known(net: Net) -> Net | None:
+    """The model, where optimizers are to know it."""
+    return net if MODE.at_rest else None
+
+
+def given(net: Net) -> Any:
+    """What optimizers are built from: the model, or its parameters alone."""
+    return net if MODE.at_rest else net.parameters()
 
 
 def sgd(net: Net, k: int = 3, **options: Any) -> mrreg.MultirateSGD:
     """The head fast, the trunk slow."""
-    return mrreg.MultirateSGD(net.parameters(), lr=0.1, k=k, fast=net.head, **{"momentum": 0.9, **options})
+    return mrreg.MultirateSGD(given(net), lr=0.1, k=k, fast=net.head, **{"momentum": 0.9, **options})
 
 
 def adamw(net: Net, k: int = 3, **options: Any) -> mrreg.MultirateAdamW:
     """As `sgd`."""
-    return mrreg.MultirateAdamW(net.parameters(), lr=0.01, k=k, fast=net.head, **options)
+    return mrreg.MultirateAdamW(given(net), lr=0.01, k=k, fast=net.head, **options)
 
 
 def hybrid(net: Net) -> mrreg.Multirate:
@@ -126,7 +145,8 @@ def hybrid(net: Net) -> mrreg.Multirate:
             (torch.optim.AdamW(net.head.parameters(), lr=0.01), 1),
             (torch.optim.SGD([net.trunk.weight], lr=0.1, momentum=0.9), 2),
             (torch.optim.RMSprop([net.trunk.bias], lr=0.01), 4),
-        ]
+        ],
+        model=known(net),
     )
 
 
@@ -136,7 +156,10 @@ def mixed(base: Base, drift: bool = True, gradient: str = "sync") -> Make:
     def make(net: Net) -> Optimizer:
         params: tuple[Iterable[Tensor], ...] = (net.head.parameters(), [net.trunk.weight], [net.trunk.bias])
         return mrreg.Multirate(
-            [(base(part), k) for part, k in zip(params, (1, 2, 4), strict=True)], drift=drift, gradient=gradient
+            [(base(part), k) for part, k in zip(params, (1, 2, 4), strict=True)],
+            drift=drift,
+            gradient=gradient,
+            model=known(net),
         )
 
     return make

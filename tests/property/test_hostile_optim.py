@@ -141,6 +141,7 @@ def test_every_step_is_the_literal_one(parts: Any, schedule: Iterator[tuple[floa
                 assert p.requires_grad == (t % period == 0)
 
 
+@pytest.mark.filterwarnings("ignore::mrreg.errors.NoEffectWarning")  # about flags that were switched on in mid-cycle
 @given(st.lists(st.sampled_from(["freeze", "thaw", "nothing", "close", "copy"]), max_size=8), st.integers(1, 4))
 def test_flags_of_the_user_and_all_copies(events: list[str], k: int) -> None:
     """What the user freezes while it is on does not move; nothing else is changed by flags."""

@@ -1,4 +1,4 @@
-"""How much faster fine-tuning gets with a fast head, against full fine-tuning and a loop written by hand.
+"""The speed of fine-tuning with a fast head, against full fine-tuning and a loop written by hand.
 
 A timed call is one whole cycle of k steps, each with forward, backward, optimizer step and zero_grad, always on the
 same batch; weights are random, since they do not change what a step costs. Full fine-tuning, MultirateSGD and the
@@ -35,7 +35,7 @@ TARGET = 2.0  # ResNet-34, float32, k = 5
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats, `hand` the k for which the hand-written loop is timed too."""
+    """The cases that are timed; `seeds` is the number of repeats, `hand` the k of the hand-written loop."""
 
     seeds: int
     cases: tuple[Case, ...]
@@ -175,7 +175,7 @@ def _less(case: Case, name: str, bound: float) -> Values:
 
 
 def _near(case: Case, k: int) -> Values:
-    """How much of the 10 % is left."""
+    """Return how much of the 10 % is left."""
 
     def values(record: Record) -> list[float]:
         predicted, found = (record.numbers(case.name, f"{what} k={k}") for what in ("predicted", "speed-up"))

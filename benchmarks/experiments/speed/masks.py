@@ -42,7 +42,7 @@ class Case:
         batch: Examples a step (for "encoder": sequences).
         target: Seconds with masks over seconds without, at most; None promises nothing.
         optimizer: One of `OPTIMIZERS`.
-        compiled: Whether all of them run under torch.compile.
+        compiled: Run all of them under torch.compile.
         cycles: How many cycles are timed at once.
     """
 
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats."""
+    """The cases that are timed; `seeds` is the number of repeats."""
 
     seeds: int
     cases: tuple[Case, ...]
@@ -96,10 +96,11 @@ def encoder(way: str, width: int, p: float, structure: Literal["weight", "hidden
 
 @dataclass(frozen=True)
 class Network:
-    """How it is built, plain, masked or with dropout, and the shapes of one example's input."""
+    """A network: built plain, masked or with dropout; the shape of one example's input, and the compiler's backend."""
 
     build: Callable[[str], nn.Module]
     example: tuple[int, ...]
+    backend: str = "inductor"
 
 
 NETWORKS = {
@@ -108,7 +109,7 @@ NETWORKS = {
     "784-800-784 hidden": Network(partial(pair, widths=(784, 800, 784)), (784,)),
     "512-2048-512 hidden": Network(partial(pair, widths=(512, 2048, 512)), (512,)),
     "2 encoder layers of 200 hidden": Network(partial(encoder, width=200, p=0.5, structure="hidden"), (SEQUENCE, 200)),
-    "4-8-4 hidden": Network(partial(pair, widths=(4, 8, 4)), (4,)),
+    "4-8-4 hidden": Network(partial(pair, widths=(4, 8, 4)), (4,), backend="aot_eager"),
 }
 
 WEIGHTS = (
@@ -156,7 +157,8 @@ def trainer(case: Case, way: str, features: Tensor) -> Callable[[], None]:
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     if way == "masked":
         mrreg.attach(optimizer, model)
-    forward = torch.compile(model) if case.compiled else model
+    backend = NETWORKS[case.network].backend
+    forward = torch.compile(model, backend=backend) if case.compiled else model
 
     def call() -> None:
         for _ in range(K * case.cycles):

@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats, each of so many cycles of small or large tensors."""
+    """The cases that are timed; `seeds` is the number of repeats, each of so many cycles of small or large tensors."""
 
     seeds: int
     cases: tuple[Case, ...]

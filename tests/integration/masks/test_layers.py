@@ -73,7 +73,6 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, 2), torch.randn(2, 2, 4, 4, 4)),
     "bilinear": (lambda: Pair(5, 5, 4), torch.randn(3, 5)),
     "embedding": (lambda: nn.Embedding(8, 6, padding_idx=0), IDS),
-    "embedding max_norm": (lambda: nn.Embedding(8, 6, max_norm=1.0), IDS),
     "embedding bag": (lambda: nn.EmbeddingBag(8, 6), IDS),
     "lstm": (lambda: nn.LSTM(6, 5, 2, bidirectional=True, batch_first=True), torch.randn(3, 4, 6)),
     "lstm projection": (lambda: nn.LSTM(6, 5, proj_size=3), torch.randn(3, 4, 6)),

@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,11 @@ from helpers.optimizers import Net, network, sgd, train
 from torch import nn
 
 import mrreg
+
+
+@pytest.fixture(autouse=True)
+def mode() -> None:
+    """Flags that are visible between steps, without a model."""
 
 
 def flags(net: nn.Module) -> list[bool]:
@@ -51,7 +57,8 @@ class TestRequiresGrad:
         assert not any(seen)
         assert torch.equal(net.trunk.weight, before)
         net.trunk.weight.requires_grad_(True)  # and trains again when the user says so
-        train(net, optimizer, range(7, 12))
+        with pytest.warns(mrreg.NoEffectWarning, match="1 parameters was switched on between two gradients"):
+            train(net, optimizer, range(7, 12))
         assert not torch.equal(net.trunk.weight, before)
         optimizer.close()
         assert all(flags(net))
@@ -62,7 +69,8 @@ class TestRequiresGrad:
         for t in range(8):
             if t == 1:
                 net.requires_grad_(True)
-            train(net, optimizer, range(t, t + 1))
+            with pytest.warns(mrreg.NoEffectWarning, match="2 parameters") if t == 1 else nullcontext():
+                train(net, optimizer, range(t, t + 1))
             train(twin, plain, range(t, t + 1))
             assert flags(net) == ([True] * 4 if 1 <= t < 3 else flags(twin))
             assert all(torch.equal(p, q) for p, q in zip(net.parameters(), twin.parameters(), strict=True))
@@ -74,7 +82,8 @@ class TestRequiresGrad:
         train(net, optimizer, range(4))
         before = net.trunk.weight.clone()
         net.trunk.requires_grad_(True)
-        train(net, optimizer, range(4, 7))
+        with pytest.warns(mrreg.NoEffectWarning, match="give the optimizer the model"):
+            train(net, optimizer, range(4, 7))
         assert not torch.equal(net.trunk.weight, before)
 
     @pytest.mark.parametrize("end", ["close", "with", "del", "error"])
@@ -139,6 +148,7 @@ class TestRequiresGrad:
         assert flags(net) == [False, False, True, True]
 
 
+@pytest.mark.filterwarnings("ignore::mrreg.errors.NoEffectWarning")  # about flags that were switched on
 def test_a_fast_layer_below_the_slow_ones_trains_as_with_everything_on() -> None:
     net, twin = network(), network()
     optimizers = []

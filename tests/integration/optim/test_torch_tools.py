@@ -38,6 +38,7 @@ def test_period_1_is_the_base_bit_for_bit(base: Base) -> None:
     assert same(net, plain)
 
 
+@pytest.mark.filterwarnings("ignore:.* k=5 has no effect, since all parameters are fast")
 @pytest.mark.parametrize("k", [1, 5])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_plain_list_or_k_1_is_torch(k: int, nesterov: bool) -> None:

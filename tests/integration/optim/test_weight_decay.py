@@ -1,7 +1,13 @@
 """Weight decay enters the direction, once per gradient."""
 
+import pytest
 import torch
 from helpers.optimizers import adamw, network, sgd
+
+
+@pytest.fixture(autouse=True)
+def mode() -> None:
+    """Flags that are visible between steps, without a model."""
 
 
 class TestWeightDecay:

@@ -86,7 +86,7 @@ def test_models_trained_in_threads_do_not_meet() -> None:
         )
         for p in model.parameters():
             p.data = torch.randn(p.shape, generator=generator)
-        optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.01, k=3, momentum=0.9)
+        optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.01, k=1, momentum=0.9)
         mrreg.attach(optimizer, model, seed=seed)
         mask_cases.train(model, optimizer, 30)
         net = network()

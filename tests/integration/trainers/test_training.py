@@ -21,8 +21,7 @@ from helpers.trainers import (
     trainer_arguments,
     trainer_by_class,
 )
-from torch import Tensor
-from torch.utils.data import Dataset
+from helpers.transformer_models import Sentences, bert
 
 import mrreg
 
@@ -38,6 +37,12 @@ OPTIONS = {
     "checkpointing": Options(checkpointing=True),
     "statistics": Options(statistics="sync"),
     "all": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, statistics="never"),
+    "flags at rest": Options(at_rest=True),
+    "all, flags at rest": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, at_rest=True),
+    "masks": Options(masks="mask"),
+    "thin": Options(masks="thin"),
+    "thin, all": Options(masks="thin", accumulate=2, clip=0.05, bf16=True),
+    "masks, all": Options(masks="mask", accumulate=2, clip=0.05, bf16=True, checkpointing=True),
 }
 STOP = 4  # one step into the second cycle
 
@@ -56,6 +61,8 @@ def test_as_by_hand_and_resumed_in_mid_cycle(use: Any, name: str, tmp_path: Path
     options = OPTIONS[name]
     undisturbed = use(options, tmp_path, STOP, False)
     assert len(undisturbed.seen) == options.accumulate * END
+    assert all(p.requires_grad for p in undisturbed.head.parameters())
+    assert not options.at_rest or all(p.requires_grad for p in undisturbed.trunk.parameters())
     assert same(undisturbed, by_hand(options, undisturbed.seen, clip_groups=use is lightning))
     resumed = use(options, tmp_path, STOP, True)
     assert len(resumed.seen) == options.accumulate * (END - STOP)
@@ -82,35 +89,17 @@ def test_checkpointing_changes_no_bit_and_recomputes_at_sync_steps_only() -> Non
 
 
 @pytest.mark.parametrize("stop", [5, 6])
+@pytest.mark.parametrize("at_rest", [False, True])
 @pytest.mark.parametrize("use", [accelerate, lightning])
-def test_a_step_that_the_scaler_skips_is_none(use: Any, stop: int, tmp_path: Path) -> None:
+def test_a_step_that_the_scaler_skips_is_none(use: Any, at_rest: bool, stop: int, tmp_path: Path) -> None:
     """Stopped between a sync step that was skipped and its repetition, and in the cycle after."""
     pytest.importorskip(use.__name__)
-    options = Options(fp16=True, statistics="sync")
+    options = Options(fp16=True, statistics="sync", at_rest=at_rest)
     undisturbed = use(options, tmp_path, stop, False)
     assert undisturbed.trunk[1].num_batches_tracked == 3  # of the batches 0 and 5, and of 4, which was for nothing
     assert same(undisturbed, by_hand(options, undisturbed.seen))
     resumed = use(options, tmp_path, stop, True)
     assert same(undisturbed, resumed)
-
-
-def bert(**options: Any) -> Any:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="the Trainer needs Accelerate")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    torch.manual_seed(0)
-    return transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=32, **sizes, **options))
-
-
-class Sentences(Dataset[dict[str, Tensor]]):
-    """64 random ones."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        words = torch.randint(32, (7,), generator=torch.Generator().manual_seed(i))
-        return {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words[0] % 2}
 
 
 def trained(model: Any, arguments: Any, resume: str | None, **options: Any) -> Any:
@@ -158,6 +147,16 @@ def test_what_the_trainer_takes_as_the_fast_part(tmp_path: Path) -> None:
         model, arguments, None, params=[{"params": decayed}, {"params": rest}], weight_decay=0.1, fast=model.classifier
     )
     assert same(model, named)
+
+
+def test_a_second_trainer_on_a_model_in_mid_cycle_finds_all_parameters_of_a_model_at_rest(tmp_path: Path) -> None:
+    arguments = trainer_arguments(tmp_path, STOP, True)
+    model = bert()
+    first = trained(model, arguments, None, params=model, fast="classifier")
+    assert all(p.requires_grad for p in model.parameters())
+    second = trained(model, arguments, None, fast=model.classifier)  # takes the parameters over
+    assert sum(len(group["params"]) for group in second.optimizer.param_groups) == len(list(model.parameters()))
+    assert "flags at rest" in repr(first.optimizer.optimizer)
 
 
 def test_a_second_trainer_on_a_model_in_mid_cycle_says_what_is_wrong(tmp_path: Path) -> None:

@@ -197,6 +197,8 @@ DICE: dict[str, Callable[[], Any]] = {
     "torch.rand of what is kept": lambda: torch.rand(()) < 0.3,
     "uniform": lambda: torch.empty(()).uniform_(0, 1) > 0.7,
     "bernoulli": lambda: torch.bernoulli(torch.tensor(0.3)),
+    "bernoulli, compared": lambda: torch.equal(torch.bernoulli(torch.tensor([0.3])), torch.ones(1)),
+    "bernoulli, bool": lambda: torch.empty((), dtype=torch.bool).bernoulli_(0.3),
     "random.random": lambda: random.random() >= 0.7,
     "random.uniform": lambda: random.uniform(0, 1) >= 0.7,
     "numpy": lambda: np.random.rand() >= 0.7,  # noqa: NPY002
@@ -216,6 +218,21 @@ def test_no_layer_is_skipped_while_a_forward_is_followed(run: Callable[[], Any])
         ]
         (left,) = [swap for swap in report.values() if not swap.replaced]
         assert "skipped at random" in left.reason
+
+
+def test_layers_that_one_draw_skips_together_are_followed() -> None:
+    for keep in (lambda: torch.rand(4) >= 0.7, lambda: torch.rand(4) < 0.3):
+        found = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            model: Any = Skipping(lambda: True)
+            model.forward = lambda x, m=model, keep=keep: sum(
+                (block(x) for block, run in zip(m.blocks, keep(), strict=True) if run), x
+            )
+            _, report = mrreg.swap_dropout(nn.Sequential(model), example_inputs=X)
+            found.append([name for name, swap in report.items() if swap.replaced])
+            assert any(not swap.replaced for swap in report.values())
+        assert found == [[f"0.blocks.{i}.2" for i in range(4)]] * 3
 
 
 def test_sampling_by_rejection_ends() -> None:

@@ -43,7 +43,9 @@ def test_it_computes_what_torch_does(form: str, mask: str, weights: str) -> None
     query = torch.randn(LENGTH, BATCH, 8).double()
     key = torch.randn(KEYS, BATCH, options.get("kdim", 8)).double()
     value = torch.randn(KEYS, BATCH, options.get("vdim", 8)).double()
-    inputs = [x.transpose(0, 1) for x in (query, key, value)] if options.get("batch_first") else [query, key, value]
+    inputs = (query, key, value)
+    if options.get("batch_first"):
+        inputs = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
     settings = {**masks()[mask], "need_weights": weights != "no", "average_attn_weights": weights == "mean"}
     check(module, inputs, settings)
 
@@ -51,10 +53,10 @@ def test_it_computes_what_torch_does(form: str, mask: str, weights: str) -> None
 @pytest.mark.parametrize("weights", [False, True])
 def test_self_attention_without_a_batch(weights: bool) -> None:
     x = torch.randn(LENGTH, 8).double()
-    check(nn.MultiheadAttention(8, HEADS, batch_first=True).double(), [x, x, x], {"need_weights": weights})
+    check(nn.MultiheadAttention(8, HEADS, batch_first=True).double(), (x, x, x), {"need_weights": weights})
 
 
-def check(module: nn.MultiheadAttention, inputs: list[Tensor], settings: dict[str, Any]) -> None:
+def check(module: nn.MultiheadAttention, inputs: tuple[Tensor, Tensor, Tensor], settings: dict[str, Any]) -> None:
     found, expected = attend(module, *inputs, **settings), module(*inputs, **settings)
     torch.testing.assert_close(found[0], expected[0])
     assert (found[1] is None) == (expected[1] is None)
@@ -67,7 +69,7 @@ def test_a_head_that_is_left_out_counts_as_zero_in_the_output_projection(same: b
     torch.manual_seed(0)
     whole = nn.MultiheadAttention(8, 4, batch_first=True).double()
     x = torch.randn(BATCH, LENGTH, 8).double()
-    inputs = [x, x, x] if same else [x, x.flip(1), x.flip(0)]
+    inputs = (x, x, x) if same else (x, x.flip(1), x.flip(0))
     kept = torch.tensor([0, 1, 4, 5])  # heads 0 and 2
     small = nn.MultiheadAttention(8, 4, batch_first=True).double()
     rows = torch.cat([kept, kept + 8, kept + 16])
