@@ -3,13 +3,14 @@
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import Self
 
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.multirate import Multirate
