@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrreg.convert.layers import DROPOUTS, arity, role
 from mrreg.convert.value_graph import Node
+from mrreg.errors import add_note
 from mrreg.isolation import (
     copied_state,
     deep_copy,
@@ -152,7 +153,7 @@ def _run(where: str, model: nn.Module, example_inputs: Any, tracer: "ForwardTrac
             return model(*positions, **keywords)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, anything else one argument"
-        error.add_note(f"{where}: raised by the model's forward on example_inputs ({call}).")
+        add_note(error, f"{where}: raised by the model's forward on example_inputs ({call}).")
         raise
 
 
