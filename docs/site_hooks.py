@@ -1,10 +1,12 @@
-"""What the site needs beyond its pages: the README as its first page, and doctests shown as code."""
+"""Hooks of the site: the README as its first page, formulas without scripts, doctests shown as code."""
 
+import html
 import re
 from pathlib import Path
 from typing import Any
 
 import griffe
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -14,6 +16,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     readme = Path(config.config_file_path).with_name("README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "index.md", content=readme.replace("](docs/", "](")))
     return files
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Show formulas as MathML, which browsers render by themselves; MkDocs calls this."""
+    formula = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+    displays = {"span": "inline", "div": "block"}
+    return formula.sub(lambda found: convert(html.unescape(found[2]), display=displays[found[1]]), content)
 
 
 class Examples(griffe.Extension):

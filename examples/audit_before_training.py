@@ -31,7 +31,7 @@ def main(steps: int = 100) -> None:
     print(report)
     suggested = {each["k"]: each["fast"] for each in report["suggestions"]}
     fast = suggested.get(5, "10")  # there is none where nothing saves time
-    optimizer = mrreg.MultirateSGD(mrreg.split(model, fast=fast), lr=0.01, k=5, momentum=0.9)
+    optimizer = mrreg.MultirateSGD(model, lr=0.01, k=5, fast=fast, momentum=0.9)
     mrreg.batch_norm(optimizer, model, statistics="sync")
     for _ in range(steps):
         optimizer.zero_grad()

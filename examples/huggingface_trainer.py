@@ -1,7 +1,6 @@
 """Fine-tune a Transformer with the Hugging Face Trainer: name the optimizer and its fast part, nothing else.
 
-The Trainer makes its own parameter groups (no weight decay for biases and LayerNorm); each is divided into a fast and a
-slow one. Choose the fast part by module: these groups have no names. The learning rate goes beside it.
+The model, the fast part and the learning rate are options of the optimizer.
 """
 
 import tempfile
@@ -30,7 +29,8 @@ def main(steps: int = 120) -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     config = transformers.BertConfig(vocab_size=64, num_hidden_layers=4, **sizes)
     model = transformers.BertForSequenceClassification(config)  # of a real task: from_pretrained
-    fast = [model.bert.encoder.layer[2:], model.bert.pooler, model.classifier]
+    fast = ["bert.encoder.layer.[23].*", "bert.pooler", "classifier"]
+    options = {"model": model, "lr": 2e-3, "k": 4, "fast": fast, "slow_lr": "per_gradient"}
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
@@ -48,7 +48,7 @@ def main(steps: int = 120) -> None:
             arguments,
             train_dataset=Sentences(),
             eval_dataset=Sentences(),
-            optimizer_cls_and_kwargs=(MultirateAdamW, {"lr": 2e-3, "k": 4, "fast": fast, "slow_lr": "per_gradient"}),
+            optimizer_cls_and_kwargs=(MultirateAdamW, options),
         )
         trainer.train()
         loss = trainer.evaluate()["eval_loss"]

@@ -19,21 +19,23 @@ def main(steps: int = 400) -> None:
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     head = nn.Linear(64, 3)
+    model = nn.Sequential(trunk, head)
     optimizer = Multirate(
         [
             (torch.optim.AdamW(head.parameters(), lr=3e-3), 1),
             (torch.optim.SGD(trunk.parameters(), lr=2e-2, momentum=0.9), 5),
-        ]
+        ],
+        model=model,
     )
     criterion = nn.CrossEntropyLoss()
     for _ in range(steps):
         x, y = draw(64)
-        criterion(head(trunk(x)), y).backward()
+        criterion(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     x, y = draw(2000)
-    right = (head(trunk(x)).argmax(1) == y).float().mean().item()
+    right = (model(x).argmax(1) == y).float().mean().item()
     kinds = {key for p in optimizer.state for key in optimizer.state[p]}
     print(f"{100 * right:.1f} % right after {steps} steps; state kept: {', '.join(sorted(kinds))}")
 

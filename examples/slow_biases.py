@@ -32,7 +32,8 @@ def main(steps: int = 5_000) -> None:
     torch.manual_seed(0)
     (x, y), (test_x, test_y) = spiral(500, turns=2), spiral(1000, turns=2)
     model = nn.Sequential(nn.Linear(2, 100), nn.ReLU(), nn.Linear(100, 1))
-    optimizer = MultirateSGD(biases(model), lr=0.2, k=5)  # biases(model, layers="0"): those of the first layer only
+    slow = biases(model)  # biases(model, layers="0"): those of the first layer only
+    optimizer = MultirateSGD(slow, lr=0.2, k=5, model=model)
     train(optimizer, model, x, y, steps)
     right = 100 * ((model(test_x) > 0) == test_y).float().mean().item()
     print(f"{right:.1f} % of the test points right after {steps} steps with slow biases")

@@ -18,7 +18,7 @@ def main(steps: int = 500) -> None:
         if name != "head":
             model.add_module(f"after_{name}", nn.Tanh())
 
-    optimizer = MultirateSGD(split(model, slow={"stem": 25, "middle": 5}), lr=0.02, momentum=0.9)
+    optimizer = MultirateSGD(split(model, slow={"stem": 25, "middle": 5}), lr=0.02, momentum=0.9, model=model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     criterion = nn.MSELoss()
     gradients = dict.fromkeys(layers, 0)

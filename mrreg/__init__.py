@@ -22,6 +22,9 @@ from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
 from mrreg.optim.sgd import MultirateSGD
+from mrreg.plotting import plot
+from mrreg.thinning.build import thin
+from mrreg.thinning.report import ThinReport
 
 __version__ = "0.1.0"
 
@@ -33,14 +36,17 @@ __all__ = [
     "MultirateMask",
     "MultirateSGD",
     "NoEffectWarning",
+    "ThinReport",
     "attach",
     "audit",
     "batch_norm",
     "biases",
     "mask",
+    "plot",
     "register_layer",
     "split",
     "swap_dropout",
     "theory",
+    "thin",
     "unwrap",
 ]

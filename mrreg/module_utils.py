@@ -12,23 +12,23 @@ from mrreg.errors import invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
-    """The name of something inside the module at path."""
+    """Return the name of something inside the module at path."""
     return f"{path}.{name}" if path else name
 
 
 def common(one: str, two: str) -> str:
-    """The name of the smallest module that holds both."""
+    """Return the name of the smallest module that holds both."""
     both = zip(one.split("."), two.split("."), strict=False)
     return ".".join(name for name, _ in takewhile(lambda names: names[0] == names[1], both))
 
 
 def within(path: str, name: str) -> bool:
-    """Whether a name lies in the module at path, or is it."""
+    """Return True if a name is that of the module at path, or lies in it."""
     return not path or name == path or name.startswith(f"{path}.")
 
 
 def holders(model: nn.Module) -> dict[int, list[str]]:
-    """The modules that hold each parameter, by its id: more than one where parameters are tied."""
+    """Return the modules that hold each parameter, by its id: more than one where parameters are tied."""
     found: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for parameter in module._parameters.values():
@@ -37,7 +37,7 @@ def holders(model: nn.Module) -> dict[int, list[str]]:
 
 
 def parameter(module: nn.Module, name: str) -> Tensor:
-    """What stands under the dotted name of a parameter: that, or what functional_call has put in its place.
+    """Return the parameter of a dotted name, or what functional_call has put in its place.
 
     `get_parameter` asks more on the way, which every step of every masked parameter would pay for.
     """
@@ -46,7 +46,9 @@ def parameter(module: nn.Module, name: str) -> Tensor:
     try:
         for part in path:
             inner = inner._modules[part]
-        return inner._parameters[leaf]  # type: ignore[no-any-return]
+        # a replica of DataParallel has tensors for attributes, and no parameters
+        table = inner.__dict__ if "_is_replica" in inner.__dict__ else inner._parameters
+        return table[leaf]  # type: ignore[no-any-return]
     except KeyError:
         gone = f"MultirateMask: {type(module).__name__} has no parameter {name!r} now."
         raise AttributeError(f"{gone} Parametrize, prune or change a module first, then wrap it.") from None
@@ -86,3 +88,16 @@ def is_stock(module: nn.Module) -> bool:
     if hooks or not type(module).__module__.startswith("torch.nn.modules.") or not has_stock_forward(module):
         return False
     return not any(callable(getattr(type(module), name, None)) for name in module.__dict__)
+
+
+def rebuild_attributes(module: nn.Module) -> None:
+    """Compute again what hooks of torch.nn.utils set before every forward, such as the `weight` of a pruned layer.
+
+    Until then it is what the last forward computed, perhaps from other tensors than the parameters.
+    """
+    for inner in module.modules():
+        for hook in list(inner._forward_pre_hooks.values()):
+            if type(hook).__module__.startswith("torch.nn.utils."):
+                training, inner.training = inner.training, False  # else a spectral norm iterates
+                hook(inner, ())
+                inner.training = training

@@ -56,7 +56,7 @@ class Shown:
         return Section(
             item, f"{self.title}: {how}", self.unit, self.digits, rows=self.rows(name),
             claims=tuple(
-                Claim(f"{one}: {self.words} {other}.", gain(self.methods[more], self.methods[less], name))
+                Claim(f"{one}: {self.words} {other}", gain(self.methods[more], self.methods[less], name))
                 for one, other, more, less in pairs
             ),
             plots=(*([curves] if curves else []), Bars(self.ylabel)),

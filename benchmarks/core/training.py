@@ -1,4 +1,4 @@
-"""Training as every experiment needs it: steps with evaluations on the way, one accuracy, and going on after a stop."""
+"""Training for every experiment: steps with evaluations on the way, one accuracy, and going on after a stop."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from benchmarks.core.checkpoints import Checkpoint, Resumable
 from benchmarks.core.timing import clock
 
 Batch = tuple[Tensor, ...]
-"""What the model takes, and labels last."""
+"""The inputs of the model, and labels last."""
 
 
 class Trainer(Protocol):
@@ -35,7 +35,7 @@ class Batches:
     Args:
         order: The batches of the next epoch, each as whatever `take` takes (indices, a slice).
         take: The batch itself.
-        generator: From which `order` draws.
+        generator: From which `order` draws; `take` may draw from it too.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class Batches:
         self._epoch, self._place = self._order(self._generator), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state at the beginning of the epoch, and the place in it."""
-        return {"begun": self._begun, "place": self._place, "any": len(self._epoch) > 0}
+        """Return the generator's state at the beginning of the epoch and now, and the place in the epoch."""
+        now = self._generator.get_state()
+        return {"begun": self._begun, "now": now, "place": self._place, "any": len(self._epoch) > 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved place."""
@@ -72,6 +73,7 @@ class Batches:
         if state["any"]:
             self._begin()
             self._place = state["place"]
+        self._generator.set_state(state["now"])
 
 
 def shuffled(count: int, size: int, *, short: bool = True) -> Callable[[torch.Generator], Sequence[Tensor]]:
@@ -157,7 +159,7 @@ class Loop:
     batches: Iterator[Batch]
     splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
     metric: Callable[[nn.Module, Iterable[Batch]], float] = accuracy
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    loss: Callable[[Any, Tensor], Tensor] = cross_entropy
     before: Callable[[int], object] = lambda step: None
     after: Callable[[], object] = lambda: None
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -210,24 +212,29 @@ class Loop:
 
 @dataclass
 class Curve:
-    """Numbers by split and step at which they were found, the steps taken so far, and their seconds."""
+    """Numbers by split and step at which they were found, the steps taken so far, and their seconds.
+
+    `times` are the seconds of all steps up to each evaluation; evaluations are not in them.
+    """
 
     values: dict[str, dict[int, float]]
+    times: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     steps: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it."""
-        return {"values": self.values, "seconds": self.seconds, "steps": self.steps}
+        return {"values": self.values, "times": self.times, "seconds": self.seconds, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved one."""
-        self.values, self.seconds, self.steps = state["values"], state["seconds"], state["steps"]
+        self.values, self.times = state["values"], state["times"]
+        self.seconds, self.steps = state["seconds"], state["steps"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train, and what to look at.
+    """The length of a training, and its evaluations.
 
     Args:
         at: After how many steps to evaluate; the last one ends the training.
@@ -279,8 +286,10 @@ def fit(
         curve.steps = step
         if step in plan.at or saved.due():
             curve.seconds += now() - start
-            for split in plan.splits if step in plan.at else ():
-                curve.values[split][step] = trainer.evaluate(split)
+            if step in plan.at:
+                curve.times[step] = curve.seconds
+                for split in plan.splits:
+                    curve.values[split][step] = trainer.evaluate(split)
             if saved.due():
                 saved.save()
             start = now()

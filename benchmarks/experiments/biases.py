@@ -6,6 +6,7 @@ Differs from the paper: it does not give the number of epochs, the momentum here
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
@@ -16,10 +17,12 @@ from torch.optim import SGD, Optimizer
 from torchvision.models.resnet import BasicBlock
 
 import mrreg
+from benchmarks.core.comparison import Comparison, Job, Outcome
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Curves, Row, Section, gain, metric
-from benchmarks.data.cifar import Images, cifar10, normal
+from benchmarks.core.study import Study
+from benchmarks.core.training import Batch, Batches, Loop, shuffled
+from benchmarks.data.cifar import IMAGES, Images, cifar10, normal
 
 LR, K, BATCH = 0.1, 10, 128  # h / k and k of the paper's h = 1, k = 10
 PAD = 4  # augmentation: a random crop of the image padded by so many pixels, and a random flip
@@ -47,7 +50,21 @@ PRESETS = {
     "paper": BiasesConfig(seeds=10, epochs=100, blocks=(3, 4, 6, 3), width=64),
 }
 
-METHODS = ("SGD", "multirate", "SGD, augmented", "multirate, augmented")
+
+@dataclass(frozen=True)
+class Method:
+    """SGD, or the last layer's bias on the slow time scale; with or without augmented images."""
+
+    multirate: bool
+    augmented: bool
+
+
+METHODS = {
+    "SGD": Method(multirate=False, augmented=False),
+    "multirate": Method(multirate=True, augmented=False),
+    "SGD, augmented": Method(multirate=False, augmented=True),
+    "multirate, augmented": Method(multirate=True, augmented=True),
+}
 
 
 def resnet(blocks: Sequence[int], width: int) -> nn.Sequential:
@@ -69,10 +86,10 @@ def _block(before: int, after: int, stride: int) -> BasicBlock:
     return BasicBlock(before, after, stride, shortcut)
 
 
-def optimizer(method: str, net: nn.Module, momentum: float) -> Optimizer:
-    if method.startswith("SGD"):
-        return SGD(net.parameters(), lr=LR, momentum=momentum)
-    return mrreg.MultirateSGD(mrreg.biases(net, layers="fc"), lr=LR, k=K, momentum=momentum)
+def optimizer(method: Method, net: nn.Module, momentum: float) -> Optimizer:
+    if method.multirate:
+        return mrreg.MultirateSGD(mrreg.biases(net, layers="fc"), lr=LR, k=K, momentum=momentum)
+    return SGD(net.parameters(), lr=LR, momentum=momentum)
 
 
 def augment(x: Tensor, generator: torch.Generator) -> Tensor:  # (N, C, H, W)
@@ -88,47 +105,46 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:  # (N, C, H, W)
     return padded[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def batches(data: Images, augmented: bool, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch in a new order; a short last batch is used too."""
-    for index in torch.randperm(len(data.y), generator=generator).split(BATCH):  # type: ignore[no-untyped-call]
+def batches(data: Images, augmented: bool, generator: torch.Generator) -> Batches:
+    """Return batches of the training images, each epoch in a new order; a short last batch is used too."""
+
+    def take(index: Tensor) -> Batch:
         chosen = index.to(data.x.device)
         x = data.x[chosen]
-        yield (augment(x, generator) if augmented else x), data.y[chosen]
+        return normal(augment(x, generator) if augmented else x), data.y[chosen]
+
+    return Batches(shuffled(len(data.y), BATCH), take, generator)
 
 
-def accuracy(net: nn.Module, data: Images) -> float:
-    """Percent of test images named rightly, in evaluation mode."""
-    net.eval()
-    with torch.no_grad():
-        parts = zip(data.test_x.split(500), data.test_y.split(500), strict=True)  # type: ignore[no-untyped-call]
-        right = sum(int((net(normal(x)).argmax(1) == y).sum()) for x, y in parts)
-    net.train()
-    return 100 * right / len(data.test_y)
+def held_out(data: Images) -> Iterator[Batch]:
+    for x, y in zip(data.test_x.split(500), data.test_y.split(500), strict=True):  # type: ignore[no-untyped-call]
+        yield normal(x), y
 
 
-def execute(config: BiasesConfig, run: Run, context: Context) -> list[Result]:
-    """Train one network; all methods of a seed see the same initial weights, order and crops."""
-    (seed,) = run.seeds
-    data = cifar10(context.data_dir, config.images, config.test_images).to(context.device)
+def comparisons(config: BiasesConfig) -> list[Comparison[Method]]:
+    """Return all methods, evaluated after every epoch."""
+    epoch = -(-(config.images or IMAGES) // BATCH)
+    return [Comparison(METHODS, config.seeds, tuple(epoch * done for done in range(1, config.epochs + 1)))]
+
+
+def build(config: BiasesConfig, method: Method, seed: int, job: Job) -> Loop:
+    """Return the training of a network; all methods of a seed see the same initial weights, order and crops."""
+    data = cifar10(job.data_dir, config.images, config.test_images).to(job.device)
     torch.manual_seed(seed)
-    net = resnet(config.blocks, config.width).to(memory_format=torch.channels_last).to(context.device)
-    stepper = optimizer(run.method, net, config.momentum)
-    generator = torch.Generator().manual_seed(seed)
-    curve = []
-    for _ in context.track(range(config.epochs), run.key):
-        for x, y in batches(data, run.method.endswith("augmented"), generator):
-            with torch.autocast(context.device.type, torch.bfloat16, enabled=config.bfloat16):
-                loss = F.cross_entropy(net(normal(x)), y)
-            stepper.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            stepper.step()
-        curve.append(accuracy(net, data))
-    late = curve[3 * len(curve) // 4 :]
-    return [{"accuracy": fmean(late), "best accuracy": max(curve), "accuracy per epoch": curve}]
+    net = resnet(config.blocks, config.width).to(memory_format=torch.channels_last).to(job.device)
+    return Loop(
+        net,
+        optimizer(method, net, config.momentum),
+        batches(data, method.augmented, torch.Generator().manual_seed(seed)),
+        {"test": partial(held_out, data)},
+        forward=partial(torch.autocast, job.device.type, torch.bfloat16, enabled=config.bfloat16),
+    )
 
 
-def runs(config: BiasesConfig) -> list[Run]:
-    return [Run(method, (seed,)) for seed in range(config.seeds) for method in METHODS]
+def result(config: BiasesConfig, outcome: Outcome[Method]) -> Result:
+    """Return the mean accuracy of the last quarter of the epochs, and the accuracy after each."""
+    curve = outcome.at_steps()
+    return {"accuracy": fmean(curve[3 * len(curve) // 4 :]), "best accuracy": max(curve), "accuracy per epoch": curve}
 
 
 def _pair(name: str, suffix: str) -> tuple[Row, ...]:
@@ -152,4 +168,5 @@ SECTION = Section(
     note="Accuracy: mean of the last quarter of the epochs. The paper names neither epochs nor momentum (here 0.9).",
 )
 
-BENCHMARK = Benchmark("biases", PRESETS, runs, execute, (SECTION,), "images of CIFAR-10")
+STUDY = Study("biases", PRESETS, comparisons, build, result=result, data="images of CIFAR-10")
+BENCHMARK = STUDY.benchmark([SECTION])

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.flop_counter import FlopCounterMode
 
 from mrreg.errors import invalid_argument
 from mrreg.module_utils import tensors_in
@@ -165,6 +164,8 @@ def flops(step: TrainingPass, trainable: Set[Tensor]) -> tuple[dict[str, int], i
 
     Counted are matrix products, convolutions and attention (torch.utils.flop_counter).
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
+
     with FlopCounterMode(display=False) as ahead:
         loss = step.loss(trainable)
     counts = ahead.get_flop_counts()
@@ -222,7 +223,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Reach:
-    """Where the fast part's backward goes.
+    """Way of the fast part's backward pass through a model.
 
     Args:
         order: The modules in the order of their calls.

@@ -8,7 +8,7 @@ from warnings import warn
 from torch import nn
 
 from mrreg.convert.layers import DROPOUTS, register_linear_layers
-from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, fits
+from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, is_fixed
 from mrreg.convert.report import Report, Swap
 from mrreg.convert.tracer import DROPOUT_FUNCTION, RandomCall, Trace, modules_called, trace_forward
 from mrreg.convert.value_graph import graph_from_structure
@@ -23,7 +23,6 @@ UNCALLED = "this forward did not call it (attention often reads its p only)"
 UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transformer layers: pass example_inputs"
 UNREACHED = "the forward holds its layers elsewhere too (in a closure or a list), where they cannot be replaced"
 UNREAD = "what a forward does with it is only seen with example_inputs"
-UNSEEN = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
 ATTENTION_FUNCTION = re.compile(r".*attention.*")
 BRANCH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 
@@ -51,10 +50,10 @@ def swap_dropout(
     Args:
         model: A model with dropout. Modules replaced by masks become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords. A
-            training forward (a second one if the first left layers out) follows the values through the model, with no
-            layer skipped at random. It runs without gradients and hooks, on a copy of everything but the parameters,
-            and leaves random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
+        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords.
+            Training forwards, in which no layer is skipped at random, follow the values through the model and see that
+            the masks are reached. They run without gradients and hooks, on a copy of everything but the parameters,
+            and leave random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
             torch's Transformer and recurrent layers is known.
         rescale: As in `MultirateMask`: None divides what is kept by 1 - p, as nn.Dropout does.
         boost: As in `MultirateMask`.
@@ -90,15 +89,14 @@ def swap_dropout(
     planner = Planner(model, nodes, UNKNOWN if trace is None else UNCALLED)
     sites = list(planner.sites())
     options = {"k": k, "rescale": rescale, "boost": boost}
-    chosen = _paired(assign(sites), planner)
+    chosen = _paired(assign(sites, {}), planner)
     if trace is not None:
         replacements = _replacements(chosen, planner, options)
         called = modules_called(WHERE, model, example_inputs, replacements, trace)
         _leave_unreached(chosen, planner, replacements, called)
     swaps = {site.path: _outcome(site, chosen.get(site, {})) for site in sites}
     swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k))
-    custom = trace is None and not all(map(has_stock_forward, model.modules()))
-    report = Report(swaps, (UNSEEN,) if custom else ())
+    report = Report(swaps, partial=trace is None and not all(map(has_stock_forward, model.modules())))
     replace_modules(WHERE, model, _replacements(chosen, planner, options))
     for site in chosen:
         if site.path not in planner.modules:  # it is the argument of a recurrent module
@@ -155,16 +153,19 @@ def _random_calls(
     trace: Trace, planner: Planner, chosen: dict[DropoutSite, Placement], k: int
 ) -> Iterator[tuple[str, Swap]]:
     """Yield what is said of random numbers that a forward draws itself: nothing stands for them."""
+    sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
-        module = planner.modules[call.place]
-        what = type(module).__name__ if BRANCH.search(type(module).__name__) else f"{call.function}()"
+        owner = type(planner.modules[call.place]).__name__
+        what = owner if BRANCH.search(owner) else f"{call.function}()"
         what += "" if call.p is None else f" with p={call.p:g}"
-        what += f" at {call.where}" if call.where else ""
+        sites[name] = DropoutSite(name, f"{what} at {call.where}" if call.where else what, call.p or 0.5)
         if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
-            reason = _by_hand(planner.function(name, what, call.p or 0.5), chosen, k)
+            planner.weigh(sites[name])
         else:
-            reason = _what_it_drops(call, type(module).__name__)
-        yield name, Swap(what, {}, reason)
+            sites[name].reason = _what_it_drops(call, owner)
+    by_hand = assign(sites.values(), chosen)
+    for name, site in sites.items():
+        yield name, Swap(site.what, {}, _by_hand(site, by_hand[site], k) if site in by_hand else site.reason)
 
 
 def _what_it_drops(call: RandomCall, owner: str) -> str:
@@ -177,26 +178,19 @@ def _what_it_drops(call: RandomCall, owner: str) -> str:
     return "its random numbers are drawn in the forward, which masks do not change"
 
 
-def _by_hand(site: DropoutSite, chosen: dict[DropoutSite, Placement], k: int) -> str:
-    """Return why a functional dropout is left, and the call that puts its masks."""
-    if not site.placements:
-        return site.reason
-    placement = next((each for each in site.placements if fits(each, chosen)), None)
-    if placement is None:
-        return "only modules can be replaced, and the layers beside it have a mask already"
-    mask = next(iter(placement.values()))
-    patterns = dict.fromkeys(placement, mask.p)
-    names = sorted({name for each in placement.values() for name in each.parameters})
-    options = f"k={k}, structure={mask.structure!r}" + (f", parameters={names}" if mask.structure == "output" else "")
+def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
+    """Return why a functional dropout is left, and the calls that put its masks."""
+    calls = []
+    for mask in dict.fromkeys(placement.values()):
+        patterns = {path: each.p for path, each in placement.items() if each == mask}
+        only = "" if mask.parameters == ("weight",) else f", parameters={list(mask.parameters)}"
+        calls.append(f"mrreg.mask(model, {patterns}, k={k}, structure={mask.structure!r}{only})")
     beside = f" between {site.pair[0]!r} and {site.pair[1]!r}" if site.pair else ""
-    return (
-        f"only modules can be replaced; for this one{beside} take the call out and add "
-        f"mrreg.mask(model, {patterns}, {options})"
-    )
+    return f"only modules can be replaced; for this one{beside} take the call out and add {' and '.join(calls)}"
 
 
 def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
-    """Yield the numbers called dropout, and the modules that drop branches, of which only a forward would show more."""
+    """Yield what looks like a dropout rate in modules whose forward is not torch's and was not followed."""
     for path, module in model.named_modules():
         if has_stock_forward(module) or isinstance(module, DROPOUTS):
             continue
@@ -210,8 +204,8 @@ def _paired(chosen: dict[DropoutSite, Placement], planner: Planner) -> dict[Drop
     for site, pair in [(site, site.pair) for site in chosen if site.pair]:
         path = common(*pair)
         others = [*planner.masked, *(name for other, masks in chosen.items() if other is not site for name in masks)]
-        alone = path and not any(within(path, name) for name in others)  # the model itself cannot be replaced in place
-        if alone and pair == _pair(path, planner.modules[path]):
+        alone = not any(within(path, name) for name in others)
+        if alone and not is_fixed(path) and pair == _pair(path, planner.modules[path]):
             chosen[site] = {path: MaskSpec("hidden", (), site.p)}
     return chosen
 

@@ -1,4 +1,4 @@
-"""The layers and dropouts that a forward is made of, and which parameters hold a layer's input and output units."""
+"""Layers and dropouts that a forward is made of, and the parameters that hold a layer's input and output units."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mrreg.convert.isolation import copied_state, random_state_kept
+from mrreg.isolation import copied_state, random_state_kept
 from mrreg.masks.layer_registry import LINEAR, LINEAR_TRANSPOSED, register_layer, registered_layout
 from mrreg.module_utils import has_stock_forward, join
 
@@ -88,15 +88,15 @@ def _may_be_linear(module: nn.Module) -> bool:
 
 def _computes_linear(where: str, module: Any, *, transposed: bool) -> bool:
     """Compare a layer with nn.Linear on random inputs and parameters: those it has may hide a difference (LoRA's)."""
-    with copied_state(where, module), random_state_kept(module), torch.no_grad():
-        values: dict[str, Tensor] = {name: torch.randn_like(p) for name, p in module.named_parameters()}
-        weight = values["weight"].T if transposed else values["weight"]
-        inputs = torch.randn(2, 3, weight.shape[1]).to(weight)
-        try:
-            output = functional_call(module, values, (inputs,))
+    try:
+        with copied_state(where, module), random_state_kept(module), torch.no_grad():
+            values: dict[str, Tensor] = {name: torch.randn_like(p) for name, p in module.named_parameters()}
+            weight = values["weight"].T if transposed else values["weight"]
+            inputs = torch.randn(2, 3, weight.shape[1]).to(weight)
             wanted = nn.functional.linear(inputs, weight, values.get("bias"))
-        except Exception:  # it takes something else
-            return False
+            output = functional_call(module, values, (inputs,))
+    except Exception:  # it takes something else, or cannot be copied
+        return False
     if not isinstance(output, Tensor) or output.shape != wanted.shape:
         return False
     return bool((output - wanted).float().norm() <= 1e-2 * wanted.float().norm())

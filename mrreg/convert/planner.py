@@ -5,7 +5,7 @@ dropout and layer decides: reshapes and functions with f(0) = 0 let the zero pas
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, product
 
@@ -58,7 +58,6 @@ class DropoutSite:
         placements: The masks that could stand for it, the best first.
         reason: What is in the way of other masks.
         pair: The layers before and after it, if only dropout and activations are between.
-        is_module: False for a function call, which can only be reported.
     """
 
     path: str
@@ -67,7 +66,6 @@ class DropoutSite:
     placements: list[Placement] = field(default_factory=list)
     reason: str = ""
     pair: tuple[str, str] | None = None
-    is_module: bool = True
 
 
 class Planner:
@@ -100,29 +98,23 @@ class Planner:
                 what = f"MultiheadAttention(dropout={module.dropout})"
                 yield DropoutSite(join(path, "dropout"), what, module.dropout, reason=ATTENTION)
 
-    def function(self, name: str, what: str, p: float) -> DropoutSite:
-        """Return a dropout that a forward calls as a function."""
-        site = DropoutSite(name, what, p, is_module=False)
-        self._weigh(site, self.uses[name])
-        return site
-
     def _module(self, path: str, module: DROPOUTS) -> DropoutSite:
         site = DropoutSite(path, f"{type(module).__name__}(p={module.p})", module.p)
-        calls = self.uses.get(path, [])
         if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
             site.reason = "it sets units to a value other than zero"
         elif not has_stock_forward(module):
             site.reason = "its class computes something else than torch's dropout"
         elif not module.p:
             site.reason = "p is 0"
-        elif not calls:
+        elif path not in self.uses:
             site.reason = self.unseen
         else:
-            self._weigh(site, calls)
+            self.weigh(site)
         return site
 
-    def _weigh(self, site: DropoutSite, calls: list[Node]) -> None:
+    def weigh(self, site: DropoutSite) -> None:
         """Look at the layers on both sides of every call of a dropout: each call needs masks on one of them."""
+        calls = self.uses[site.path]
         sides = [(consumers(call), producers(call)) for call in calls]
         takers = {use for (uses, _), _ in sides for use in uses}
         makers = {use for _, (uses, _) in sides for use in uses}
@@ -166,7 +158,7 @@ class Planner:
     def _problem(self, path: str, structure: Structure, parameters: tuple[str, ...]) -> str:
         """Return what forbids a mask on these parameters of a layer, or nothing."""
         layer = self.modules[path]
-        if not path:
+        if is_fixed(path):
             return "cannot be replaced in place (put it into an nn.Sequential)"
         if any(within(mask, path) for mask in self.masked):
             return "is masked already"
@@ -193,6 +185,11 @@ class Planner:
         else:
             site.placements = [{path: MaskSpec("input", parameters, site.p)}]
         return site
+
+
+def is_fixed(path: str) -> bool:
+    """Tell if nothing can take the place of a module: it is the model itself, or the one that torch.compile holds."""
+    return path.rpartition(".")[2] in ("", "_orig_mod")
 
 
 def preserves_zero(node: Node) -> bool:
@@ -266,8 +263,8 @@ def _joint(placements: Iterable[Placement]) -> Placement | None:
     return joint
 
 
-def assign(sites: Iterable[DropoutSite]) -> dict[DropoutSite, Placement]:
-    """Give as many sites as possible a placement of their own; a module has one mask.
+def assign(sites: Iterable[DropoutSite], taken: Mapping[DropoutSite, Placement]) -> dict[DropoutSite, Placement]:
+    """Give as many sites as possible a placement of their own beside those that are taken; a module has one mask.
 
     The site with the fewest placements left comes first, which is exact where sites compete in chains, as they do in
     networks; among equals, the order of the model and the first placement.
@@ -275,19 +272,20 @@ def assign(sites: Iterable[DropoutSite]) -> dict[DropoutSite, Placement]:
     waiting = [site for site in sites if site.placements]
     chosen: dict[DropoutSite, Placement] = {}
     while waiting:
-        free = {site: [placement for placement in site.placements if fits(placement, chosen)] for site in waiting}
+        masks = [*taken.items(), *chosen.items()]
+        free = {site: [each for each in site.placements if _fits(each, dict(masks))] for site in waiting}
         site = min(waiting, key=lambda site: len(free[site]))
         waiting.remove(site)
         if free[site]:
             chosen[site] = free[site][0]
         else:
             paths = {path for placement in site.placements for path in placement}
-            rivals = [rival.path for rival, placement in chosen.items() if paths & placement.keys()]
+            rivals = [rival.path for rival, placement in masks if paths & placement.keys()]
             site.reason = f"the layers beside it have their mask from {quoted(rivals)}"
     return chosen
 
 
-def fits(placement: Placement, chosen: dict[DropoutSite, Placement]) -> bool:
+def _fits(placement: Placement, chosen: Mapping[DropoutSite, Placement]) -> bool:
     """Tell if the modules of a placement have no mask yet, or one that other parameters can share."""
     taken = [(mask, other[path]) for path, mask in placement.items() for other in chosen.values() if path in other]
     return all(

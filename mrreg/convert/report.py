@@ -1,8 +1,9 @@
-"""What became of every source of dropout in a model, and how it reads."""
+"""Report of the sources of dropout in a model: by which masks each was replaced, or why it was left."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FUNCTIONS = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
 HELD = (
     "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
     "passes of one batch) gets none from them."
@@ -11,7 +12,7 @@ HELD = (
 
 @dataclass(frozen=True)
 class Swap:
-    """What became of one dropout.
+    """Outcome for one source of dropout.
 
     Args:
         what: The dropout.
@@ -34,21 +35,21 @@ class Swap:
 
 
 class Report(dict[str, Swap]):
-    """What became of each source of dropout, by its path in the model; printed, one line each.
+    """Outcomes for all sources of dropout by their paths in the model; printed, one line each.
 
     Args:
-        swaps: What became of each.
-        notes: Sentences that concern the whole model.
+        swaps: The outcomes.
+        partial: True if there may be more, in functions that only a forward shows.
     """
 
-    def __init__(self, swaps: Mapping[str, Swap], notes: tuple[str, ...] = ()) -> None:
+    def __init__(self, swaps: Mapping[str, Swap], *, partial: bool = False) -> None:
         super().__init__(swaps)
-        self.notes = notes
+        self.partial = partial
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
         replaced = sum(swap.replaced for swap in self.values())
-        head = f"{replaced} of {len(self)} dropouts replaced by masks"
-        lines = [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
-        notes = (*self.notes, HELD) if replaced else self.notes
-        return "\n".join([head, *lines, *notes])
+        seen = "dropouts seen without example_inputs" if self.partial else "dropouts"
+        lines = [f"{replaced} of {len(self)} {seen} replaced by masks"]
+        lines += [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
+        return "\n".join([*lines, *([FUNCTIONS] if self.partial else []), *([HELD] if replaced else [])])

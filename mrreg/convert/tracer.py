@@ -21,15 +21,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.convert.isolation import (
+from mrreg.convert.layers import DROPOUTS, arity, role
+from mrreg.convert.value_graph import Node
+from mrreg.isolation import (
     copied_state,
     deep_copy,
     generators_moved,
     random_state_kept,
     set_extreme_generators,
 )
-from mrreg.convert.layers import DROPOUTS, arity, role
-from mrreg.convert.value_graph import Node
 from mrreg.module_utils import has_stock_forward, tensors_in
 
 DROPOUT_FUNCTION = re.compile(r"(feature_)?(alpha_)?dropout(\dd)?_?")
@@ -60,19 +60,26 @@ class RandomCall:
 
 @dataclass
 class Trace:
-    """What one forward has shown: the graph of its values, and the random calls by the name of their site."""
+    """Findings of one forward.
 
-    largest: bool  # whether single random numbers came out as large or as small as possible
+    Args:
+        largest: True if random numbers came out as large as possible, False if as small.
+        nodes: The graph of its values.
+        random_calls: Random numbers that were drawn in functions, by the name of the site.
+        modules: Paths of the modules that were called.
+    """
+
+    largest: bool
     nodes: list[Node] = field(default_factory=list)
     random_calls: dict[str, RandomCall] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)  # paths of those that were called
+    modules: set[str] = field(default_factory=set)
 
 
 def trace_forward(where: str, model: nn.Module, example_inputs: Any) -> Trace:
     """Run a forward as in training and return what it has shown.
 
-    Code that skips layers at random compares one random number with a threshold. So single numbers come out as large
-    as possible, which by custom means that nothing is skipped; if modules were left out, the forward is run again with
+    Code that skips layers at random compares a random number with a threshold. So random numbers come out as large as
+    possible, which by custom means that nothing is skipped; if modules were left out, the forward is run again with
     small ones, and the one that has called more modules counts.
 
     Args:
@@ -81,7 +88,8 @@ def trace_forward(where: str, model: nn.Module, example_inputs: Any) -> Trace:
         example_inputs: A tuple is several positions, a mapping keywords, anything else one argument.
     """
     first = _trace(where, model, example_inputs, largest=True)
-    if first.modules.issuperset(path for path, module in model.named_modules() if role(module) != "call"):
+    left_out = {path for path, module in model.named_modules() if role(module) != "call"} - first.modules
+    if not left_out or not first.random_calls:
         return first
     return max(first, _trace(where, model, example_inputs, largest=False), key=lambda trace: len(trace.modules))
 
@@ -94,7 +102,7 @@ def modules_called(
     with _isolated(where, model, trace.largest):
         parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
         for parent in parents:
-            parent._modules.update({name: replacements.get(m, m) for name, m in parent._modules.items() if m})
+            parent._modules.update({n: replacements.get(m, m) for n, m in parent._modules.items() if m is not None})
         with _RandomNumbers(None, trace.largest), _every_call(called):
             _run(where, model, example_inputs, None)
     return called
@@ -123,9 +131,11 @@ def _trace(where: str, model: nn.Module, example_inputs: Any, *, largest: bool) 
 @contextmanager
 def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
     """Let a forward leave nothing behind and skip nothing at random."""
-    with copied_state(where, model), random_state_kept(model), torch.no_grad(), catch_warnings():
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with copied_state(where, model), random_state_kept(model), torch.no_grad(), eager, catch_warnings():
         simplefilter("ignore")
         set_extreme_generators(largest)
+        torch.default_generator.manual_seed(0)  # for whole numbers; the same on every rank
         yield
 
 
@@ -229,22 +239,22 @@ class ForwardTracer(TorchFunctionMode):
 
 
 class _RandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tells a tracer of every random number that is drawn, and sets single ones to a given value."""
+    """Tells a tracer of random numbers that are drawn, and makes them as large or as small as possible."""
 
     def __init__(self, tracer: ForwardTracer | None, largest: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tracer, self.single = tracer, BELOW_ONE if largest else 0.0
+        self.tracer, self.largest = tracer, largest
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if RANDOM_OPERATION.fullmatch(name):
             p, random = _drop_rate(name, _arguments(func, args, kwargs or {}))
-            scalar = isinstance(output, Tensor) and output.numel() == 1 and output.is_floating_point()
+            noise = isinstance(output, Tensor) and (output.is_floating_point() or output.dtype is torch.bool)
             if random and self.tracer:
-                self.tracer.note_random(name, p, scalar)
-            if random and scalar:
-                output.fill_(self.single)
+                self.tracer.note_random(name, p, noise and output.numel() == 1)
+            if random and noise and "dropout" not in name:
+                output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
         return output
 
 

@@ -11,6 +11,8 @@ from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import Structure, find_targets
+from mrreg.masks.thin_mask import thin_mask
+from mrreg.masks.thin_model import uninstall
 from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
@@ -83,7 +85,7 @@ def mask(
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Take every `MultirateMask` out of a model, in place, and return the plain model.
+    """Take every mask out of a model, be it a `MultirateMask` or that of `thin`, in place, and return the plain model.
 
     The parameters are the same objects with the values they have, so optimizers and checkpoints go on; nothing of mrreg
     is left in the model. Dropouts that `swap_dropout` took out stay out: they are `nn.Identity` now. Call `remove` on
@@ -107,6 +109,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     check_model("unwrap", model)
     masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
     plain = replace_modules("unwrap", model, {mask: mask.module for mask in masks})
+    for module in [module for module in plain.modules() if thin_mask(module) is not None]:
+        uninstall(module)
     for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
         mask._detach()
         mask.p = 0.0

@@ -1,6 +1,14 @@
 """Masks that hold random weights at zero for most of a cycle, and what drives them."""
 
+import torch
+
 from mrreg.masks.attachment import Attachment, attach
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.module import MaskedContainer, MultirateMask
+from mrreg.masks.targets import MaskTarget
+from mrreg.masks.unit_layouts import UnitLayout
+from mrreg.masks.wrapper import finish_load
 
 __all__ = ["Attachment", "MultirateMask", "attach"]
+
+# what a pickled mask names, so that `torch.load` of a whole model needs nothing of ours to be allowed
+torch.serialization.add_safe_globals([MultirateMask, MaskedContainer, MaskTarget, UnitLayout, finish_load])

@@ -9,9 +9,12 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
+from mrreg.masks.base import CyclicMask
 from mrreg.masks.module import MultirateMask
+from mrreg.masks.status import collect_state, describe, positions
 from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast
-from mrreg.module_utils import join, parameter, within
+from mrreg.masks.thin_mask import thin_mask
+from mrreg.module_utils import join, within
 
 REFUSED = {
     "LBFGS": "it moves along directions that mix all entries and steps several times per call",
@@ -22,10 +25,27 @@ REFUSED = {
 
 
 class Attachment:
-    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
+    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager.
 
-    def __init__(self, step_hooks: list[MaskStepHooks]) -> None:
+    Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
+    """
+
+    def __init__(self, step_hooks: list[MaskStepHooks], names: dict[int, str]) -> None:
         self._hooks = step_hooks
+        self._names = names  # paths of the masks, by id
+
+    def __repr__(self) -> str:
+        return describe(positions(self._hooks, self._names))
+
+    def state(self) -> dict[str, float]:
+        """Return numbers for a logger: where the masks are in their cycle, and how much is present.
+
+        "mask/step" counts the optimizer's steps, "mask/cycle" whole cycles; "mask/phase" is the position in the cycle
+        of "mask/k" steps, "mask/steps_to_joint" how many come before the joint step, and "mask/present" the share of
+        the masked parameters' entries that the next training forward uses (where entries are drawn singly, the
+        expected one). With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
+        """
+        return collect_state(positions(self._hooks, self._names))
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
@@ -90,17 +110,19 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     seed = check_int(WHERE, "seed", seed, least=0)
     check_model(WHERE, model, switches=False)
     step_hooks = [MaskStepHooks(o, seed) for o in optimizers]
-    first = 0
+    first, names = 0, {}
     for name, mask in _masks(model):
+        names[id(mask)] = name
         owner = _owner(optimizers, model, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
-        first += len(mask.targets)
+            step_hooks[owner].roots.append(mask._root())
+        first += mask._draws()
     for o, hooks in zip(optimizers, step_hooks, strict=True):
         hooks.read_clock(WHERE, o.param_groups)  # all of them before the first one starts
     for o, hooks in zip(optimizers, step_hooks, strict=True):
         hooks.start(o)
-    return Attachment(step_hooks)
+    return Attachment(step_hooks, names)
 
 
 def _several(optimizer: Any) -> list[Any]:
@@ -138,11 +160,12 @@ def _real(optimizer: Any) -> Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
-def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
+def _masks(model: nn.Module) -> Iterator[tuple[str, CyclicMask]]:
     """The masks of a model in module order, none of them attached already."""
-    found = [(name, m) for name, m in model.named_modules() if isinstance(m, MultirateMask)]
+    each = [(name, m if isinstance(m, MultirateMask) else thin_mask(m)) for name, m in model.named_modules()]
+    found = [(name, mask) for name, mask in each if mask is not None]
     if not found:
-        rule, remedy = "a module that contains a MultirateMask", "Wrap a layer first."
+        rule, remedy = "a module with a mask", "Wrap a layer in MultirateMask, or make the model thin, first."
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention) and isinstance(module.out_proj, MultirateMask):
@@ -150,7 +173,8 @@ def _masks(model: nn.Module) -> Iterator[tuple[str, MultirateMask]]:
             rule = "a module whose masks are called"
             raise invalid_argument(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
     for name, mask in found:
-        _refuse_sharding_inside(name, mask)
+        if isinstance(mask, MultirateMask):
+            _refuse_sharding_inside(name, mask)
         if mask._attached:
             raise invalid_state(
                 WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
@@ -166,16 +190,18 @@ def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
             raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
-def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: MultirateMask) -> int | None:
+def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: CyclicMask) -> int | None:
     """Which optimizer has a mask's parameters; None if they are frozen and in no optimizer."""
-    _refuse_ties(model, name, mask)
+    _refuse_ties(model, mask)
     owners: dict[int | None, list[str]] = {}
-    for target in mask.targets:
-        p = parameter(mask.module, target.name)
-        path = ".".join(filter(None, (name, target.name)))
-        owners.setdefault(_holder(optimizers, p, path), []).append(path)
-    missing = owners.pop(None, [])
-    lost = [path for path in missing if model.get_parameter(path).requires_grad]
+    lost = []
+    for own, p in mask._masked_parameters():
+        path = join(name, own)
+        holder = _holder(optimizers, p, path)
+        owners.setdefault(holder, []).append(path)
+        if holder is None and p.requires_grad:
+            lost.append(path)
+    owners.pop(None, None)
     if lost:
         remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
         raise invalid_argument(
@@ -199,13 +225,18 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
     return None
 
 
-def _refuse_ties(model: nn.Module, name: str, mask: MultirateMask) -> None:
+def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
     """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
-    inside = {id(p) for p in mask.module.parameters()} & {id(parameter(mask.module, t.name)) for t in mask.targets}
-    places = [join(path, "module") for path, m in model.named_modules(remove_duplicate=False) if m is mask]
+    inside = {id(p) for _, p in mask._masked_parameters()}
+    wrapper = mask if isinstance(mask, MultirateMask) else None
+    modules = list(model.named_modules(remove_duplicate=False))
+    if wrapper is None:
+        places = [path for path, module in modules if module is mask._root()]
+    else:
+        places = [join(path, "module") for path, module in modules if module is wrapper]
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):
-            own = next(n for n, q in every if q is p and within(join(name, "module"), n))
+            own = next(n for n, q in every if q is p and any(within(place, n) for place in places))
             remedy = "Wrap their common parent instead."
             raise invalid_argument(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)

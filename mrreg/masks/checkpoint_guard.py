@@ -1,56 +1,61 @@
-"""Activation checkpointing inside a masked module: refused, because it recomputes when the mask is off."""
+"""Refuse activation checkpointing of masked weights inside a masked module.
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+A checkpoint recomputes its part during the backward pass, when the masked forward has ended and the module's own
+weights are back in place: the gradients would be wrong without a word. A checkpoint around the mask is right, since
+it recomputes the whole masked forward; so is one inside that uses no masked weight.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrreg.errors import invalid_state
-from mrreg.module_utils import is_stock, tensors_in
+from mrreg.module_utils import tensors_in
 
-PROBLEM = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
-REMEDY = "Put the checkpoint around the MultirateMask instead, or mask the layers inside the checkpointed part."
+
+class CheckpointGuard:
+    """Watches one masked forward; it is told whenever the module reads a masked weight."""
+
+    def __init__(self) -> None:
+        self._hooks = _saved_tensor_hooks()
+        self._grad_enabled = torch.is_grad_enabled()
+        self._read_without_grad = False
+
+    def note_read(self) -> None:
+        """Raise if a non-reentrant checkpoint is being recorded: it has put hooks on saved tensors since the start."""
+        hooks = _saved_tensor_hooks()
+        if hooks is not None and hooks != self._hooks and hooks[0].__module__ == "torch.utils.checkpoint":
+            raise _refusal()
+        self._read_without_grad |= self._grad_enabled and not torch.is_grad_enabled()
+
+    def check_output(self, output: Any, weights: Iterable[Tensor]) -> None:
+        """Raise if a reentrant checkpoint lies in the graph between the masked weights and the output.
+
+        Such a checkpoint runs its part without gradients, as other code may do; only its node in the graph tells.
+        """
+        if not self._read_without_grad:
+            return
+        first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=0)
+        pending = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            if node.name() == "CheckpointFunctionBackward":
+                raise _refusal()
+            for below, _ in node.next_functions:
+                if below is not None and below not in seen and below._sequence_nr() >= first:
+                    seen.add(below)
+                    pending.append(below)
+
+
+def _saved_tensor_hooks() -> tuple[Any, Any] | None:
+    """Return the innermost hooks on saved tensors (pack, unpack) that are in force."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _refusal() -> RuntimeError:
-    return invalid_state("MultirateMask", PROBLEM, REMEDY)
-
-
-@contextmanager
-def refuse_checkpointing(module: nn.Module, weights: Iterable[Tensor]) -> Iterator[Callable[[Any], Any]]:
-    """Run a masked forward so that a checkpoint inside raises; the yielded function looks at the output.
-
-    Both forms of torch.utils.checkpoint are found while the forward runs: the usual one needs hooks on saved tensors,
-    the reentrant one leaves its node in the graph. Looking for it takes long, so that layers of torch are spared it.
-    """
-    hooked = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-    if torch.compiler.is_compiling() or (not hooked and all(map(is_stock, module.modules()))):
-        yield lambda output: output
-        return
-    first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=None)
-    before = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-    torch._C._autograd._saved_tensors_hooks_disable(str(_refusal()), fail_if_non_empty=False)
-    try:
-        yield lambda output: output if first is None else _without_reentrant(output, first)
-    finally:
-        if before is None:
-            torch._C._autograd._saved_tensors_hooks_enable()
-        else:
-            torch._C._autograd._saved_tensors_hooks_disable(before, fail_if_non_empty=False)
-
-
-def _without_reentrant(output: Any, first: int) -> Any:
-    """The output, if no reentrant checkpoint lies between it and the nodes made before `first`."""
-    pending = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
-    seen = set(pending)
-    while pending:
-        node = pending.pop()
-        if node.name() == "CheckpointFunctionBackward":
-            raise _refusal()
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen and below._sequence_nr() >= first:
-                seen.add(below)
-                pending.append(below)
-    return output
+    problem = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
+    remedy = "Put the checkpoint around the MultirateMask instead, or mask the layers inside the checkpointed part."
+    return invalid_state("MultirateMask", problem, remedy)

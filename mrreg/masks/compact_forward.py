@@ -14,8 +14,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mrreg.masks.functional_call import functional_call
+from mrreg.masks.masked_tensor import Masking, masked
 from mrreg.module_utils import is_stock, parameter
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
@@ -25,6 +27,7 @@ PAYS_ELSEWHERE = 512
 FEATURE_LINEAR, FEATURE_CONV = 3, 9  # what gathering or scattering a feature costs, in gathered entries (measured)
 BLOCK = 8  # channels_last convolutions fall off their fast path unless their width is a multiple of this
 
+LINEAR_FORWARD = nn.Linear.forward  # others may patch the class later
 SINGLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PAIRED = (nn.Sequential, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -120,7 +123,7 @@ def forward(
     weight, kept = parameter(module, "weight"), units["weight"].kept
     if structure == "input":
         return functional_call(small, module, (args[0].index_select(_channel(weight), kept), *args[1:]), kwargs)
-    bias = None if "bias" in units else module._parameters["bias"]
+    bias: Any = None if "bias" in units else module.bias
     if bias is not None:
         small["bias"] = bias.index_select(0, kept)
     narrow = functional_call(small, module, args, kwargs)
@@ -130,3 +133,20 @@ def forward(
     if bias is not None:  # an unmasked bias is all that dropped outputs are
         rest = rest + bias.to(narrow.dtype).view(-1, *[1] * (weight.dim() - 2))
     return rest.index_copy(_channel(weight), kept, narrow)
+
+
+def is_bare_linear(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True for one matrix product that nobody watches: calling the module would cost more than the mask."""
+    if type(module) is not nn.Linear or nn.Linear.forward is not LINEAR_FORWARD or kwargs or len(args) != 1:
+        return False
+    return is_plain(module) and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+
+
+def bare_linear(module: nn.Linear, x: Tensor, masks: Mapping[str, Masking]) -> Tensor:
+    """Return the output of a Linear whose weight, and maybe bias, is masked."""
+    bias: Tensor | None = module.bias
+    if bias is not None and "bias" in masks:
+        bias = masked(bias, *masks["bias"])
+    # the gradient of a matrix product's weight is nobody else's, and can be masked in place
+    weight = masked(parameter(module, "weight"), *masks["weight"], grad_is_exclusive=True)
+    return functional.linear(x, weight, bias)

@@ -8,19 +8,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mrreg.module_utils import parameter
+from mrreg.masks.checkpoint_guard import CheckpointGuard
+from mrreg.module_utils import join, parameter
 
-REFUSED = (torch.jit.ScriptModule, nn.DataParallel)  # by functional_call, which says so
+REFUSED = (torch.jit.ScriptModule, nn.DataParallel)  # by torch.func.functional_call, which says why
 
 
 class Override(NamedTuple):
-    """What a call sees: a tensor for each parameter, by its id; and what it has to put back: where, name, parameter."""
+    """What one call sees.
+
+    Args:
+        tensors: A tensor for each parameter that is replaced, by the parameter's id.
+        changed: What has to be put back after the call: table, key, value.
+        guard: Is told of every replaced parameter that is read.
+    """
 
     tensors: Mapping[int, Tensor]
-    changed: list[tuple[Any, str, Any]]
+    changed: list[tuple[dict[str, Any], str, Any]]
+    guard: CheckpointGuard
+
+    def read(self, value: Any) -> Any:
+        """Return what stands for a parameter."""
+        tensor = self.tensors.get(id(value))
+        if tensor is None:
+            return value
+        self.guard.note_read()
+        return tensor
 
 
-_overrides: dict[int, Override] = {}  # of the calls that run, by thread
+_overrides: dict[int, Override] = {}  # of the running calls, by thread
 _lock = RLock()
 
 
@@ -29,24 +45,24 @@ class ThreadLocalParameters(MutableMapping[str, Any]):
 
     def __init__(self, own: dict[str, Any]) -> None:
         self.own, self.users = own, 0
-        self.traced: dict[str, Any] = {}  # as the last call sees it, for graphs that it compiles or runs
+        self.traced: dict[str, Any] = {}  # what the last call sees, for graphs that it compiles or runs
 
     def __getitem__(self, name: str) -> Any:
         if torch.compiler.is_compiling():
             return self.traced[name]
         value, override = self.own[name], _overrides.get(get_ident())
-        return value if override is None else override.tensors.get(id(value), value)
+        return value if override is None else override.read(value)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._note(name)
+        self._note_change(name)
         self.own[name] = value
 
     def __delitem__(self, name: str) -> None:
-        self._note(name)
+        self._note_change(name)
         del self.own[name]
 
-    def _note(self, name: str) -> None:
-        """What a call sets in the place of a parameter that it does not see lasts as long as the call."""
+    def _note_change(self, name: str) -> None:
+        # what a call sets in the place of a parameter that it does not see lasts as long as the call
         override, value = _overrides.get(get_ident()), self.own.get(name)
         if override is not None and id(value) in override.tensors:
             override.changed.append((self.own, name, value))
@@ -67,53 +83,79 @@ class ThreadLocalParameters(MutableMapping[str, Any]):
 def functional_call(
     tensors: Mapping[str, Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """What `torch.func.functional_call` returns; parameters that are tied to a named one are replaced with it.
+    """Return what `torch.func.functional_call` does; parameters tied to a named one are replaced with it.
 
-    That function lists all parameters and buffers by name before every call, which takes longer than to mask the
-    weights of a small Transformer layer. It also puts the tensors where other threads, signal handlers and hooks that
-    save the model find them, and where two calls at once leave them for good.
+    torch's function lists all parameters and buffers by name before every call, which takes longer than masking the
+    weights of a small Transformer layer. It also leaves the tensors where other threads, signal handlers and hooks that
+    save the model find them, and two calls at once can leave them there for good.
     """
     if torch.compiler.is_compiling() or torch._C._is_tracing() or isinstance(module, REFUSED):
-        return torch.func.functional_call(module, dict(tensors), args, dict(kwargs))
+        return _call_by_torch(tensors, module, args, kwargs)
+    replaced = {}
+    for name, tensor in tensors.items():
+        value = parameter(module, name)
+        replaced[id(value)] = tensor
+        if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
+            tensor.__dict__.update(attributes)
     thread = get_ident()
     before = _overrides.get(thread)
-    outer = {} if before is None else before.tensors
-    override = Override({**outer, **{id(parameter(module, name)): tensor for name, tensor in tensors.items()}}, [])
+    override = Override({**(before.tensors if before else {}), **replaced}, [], CheckpointGuard())
     entered: list[tuple[nn.Module, ThreadLocalParameters]] = []
     try:
         _enter(module, override, entered)
         _overrides[thread] = override
-        return module(*args, **kwargs)
+        output = module(*args, **kwargs)
+        override.guard.check_output(output, tensors.values())
+        return output
     finally:
         _set(thread, before)
         _leave(override, entered)
 
 
+def _call_by_torch(
+    tensors: Mapping[str, Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Call torch's function with one name for each place of a parameter.
+
+    A module under two names has one place. Replaced under both, it would keep what the first had put there.
+    """
+    values = [(parameter(module, name), tensor) for name, tensor in tensors.items()]
+    places = {
+        join(path, leaf): tensor
+        for path, inner in module.named_modules()
+        for leaf, p in inner._parameters.items()
+        for value, tensor in values
+        if p is value
+    }
+    return torch.func.functional_call(module, places, args, dict(kwargs), tie_weights=False)
+
+
 def _enter(module: nn.Module, override: Override, entered: list[tuple[nn.Module, ThreadLocalParameters]]) -> None:
-    """Let each module that has one of these parameters show its own by way of `ThreadLocalParameters`."""
+    """Let each module that has one of these parameters show the tensors instead."""
     with _lock:
         for inner in module.modules():
             own: Any = inner._parameters
-            if override.tensors.keys().isdisjoint(map(id, own.values())):
-                continue
-            if isinstance(inner, torch.jit.ScriptModule):  # runs elsewhere, and sees what is in its own table
-                for name, value in [item for item in own.items() if id(item[1]) in override.tensors]:
-                    override.changed.append((own, name, value))
-                    own[name] = override.tensors[id(value)]
-                continue
-            seen: ThreadLocalParameters = own if type(own) is ThreadLocalParameters else ThreadLocalParameters(own)
-            entered.append((inner, seen))
-            seen.users += 1
-            seen.traced = {name: override.tensors.get(id(value), value) for name, value in seen.own.items()}
-            inner.__dict__["_parameters"] = seen
+            table = own if isinstance(inner, torch.jit.ScriptModule) else inner.__dict__
+            if table is own or "_is_replica" in table:
+                # A scripted module sees what is in its own table, and a replica of DataParallel has tensors for
+                # attributes; but nobody else looks at a replica.
+                for name, value in [item for item in table.items() if id(item[1]) in override.tensors]:
+                    override.changed.append((table, name, value))
+                    table[name] = override.tensors[id(value)]
+            elif not override.tensors.keys().isdisjoint(map(id, own.values())):
+                seen = own if type(own) is ThreadLocalParameters else ThreadLocalParameters(own)
+                entered.append((inner, seen))
+                seen.users += 1
+                seen.traced = {name: override.tensors.get(id(value), value) for name, value in seen.own.items()}
+                inner.__dict__["_parameters"] = seen
 
 
 def _leave(override: Override, entered: list[tuple[nn.Module, ThreadLocalParameters]]) -> None:
     """Take that back where this was the last call."""
     with _lock:
         while override.changed:
-            own, name, value = override.changed.pop()
-            own[name] = value
+            table, name, value = override.changed.pop()
+            table[name] = value
         for inner, seen in entered:
             seen.users -= 1
             if not seen.users and inner.__dict__["_parameters"] is seen:

@@ -73,9 +73,10 @@ class MaskBuffers:
 
     def __init__(self) -> None:
         self.bits, self.values, self.gradients = ReusableBuffer(), ReusableBuffer(), ReusableBuffer()
+        self.backward_ran = False  # since the last masked forward
 
 
-Mask = tuple[Tensor, float, MaskBuffers]  # how a parameter is masked: bits, the factor of what is kept, and memory
+Masking = tuple[Tensor, float, MaskBuffers]  # how a parameter is masked: bits, the factor of what is kept, and memory
 
 
 def masked(value: Tensor, bits: Tensor, scale: float, own: MaskBuffers, grad_is_exclusive: bool = False) -> Tensor:
@@ -125,6 +126,7 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        ctx.own.backward_ran = True
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
             found = select(grad, ctx.bits) * ctx.scale
         elif torch.is_grad_enabled():  # somebody differentiates the gradient

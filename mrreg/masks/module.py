@@ -1,50 +1,33 @@
 """A module whose weights are partly held at zero for most of a cycle and then updated once with a larger step."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
+from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import cut, is_sharded
-from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state
+from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks import compact_forward as compact
-from mrreg.masks.checkpoint_guard import refuse_checkpointing
+from mrreg.masks.base import CyclicMask, ForwardRan
 from mrreg.masks.functional_call import functional_call
-from mrreg.masks.masked_tensor import Mask, MaskBuffers, as_floats, bits_dtype, masked
+from mrreg.masks.masked_tensor import MaskBuffers, as_floats, bits_dtype, masked
+from mrreg.masks.options import CHANGEABLE, WHERE, check_boost, check_module, check_structure
 from mrreg.masks.sampling import Key, draw_bits, draw_units
-from mrreg.masks.targets import STRUCTURES, MaskTarget, Structure, find_targets
+from mrreg.masks.targets import MaskTarget, Structure, find_targets
 from mrreg.masks.wrapper import Wrapper
-from mrreg.module_utils import check_materialized, parameter
+from mrreg.module_utils import parameter, rebuild_attributes
 
-WHERE = "MultirateMask"
-LINEAR_FORWARD = nn.Linear.forward  # others may patch the class later
-
-
-def _true_or_false(rescale: object) -> bool:
-    if not isinstance(rescale, bool):
-        raise invalid_argument(TypeError, WHERE, "rescale", "True or False", rescale)
-    return rescale
-
-
-CHECKS: dict[str, Callable[[Any], Any]] = {  # of options that may change while training
-    "p": lambda p: check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
-    "k": lambda k: check_int(WHERE, "k", k),
-    "rescale": _true_or_false,
+RUNTIME = {  # attributes that copies and pickles start without
+    *("_masking", "_attached", "_warned", "_forward_ran", "_versions", "_moves_reported", "_mask_buffers"),
+    *("_drawn", "_drawn_p", "_bits", "_float_masks", "_kept_units", "_unsharded"),
 }
 
 
-class ForwardRan:
-    """Whether a masked forward has run; an object of its own, so that graphs and replicas of a mask can say so too."""
-
-    masked = False
-
-
-class MultirateMask(Wrapper):
-    """Wraps a module; a random subset of its weights is at zero on all but the last step of a cycle.
+class MultirateMask(Wrapper, CyclicMask):
+    """Wraps a module and holds a random subset of its weights at zero on all but the last step of a cycle.
 
     It replaces nn.Dropout. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
     zero, get exactly zero gradient and do not change by a bit, nor does the optimizer's state of their shape. On the
@@ -59,7 +42,7 @@ class MultirateMask(Wrapper):
 
     Args:
         module: What is wrapped. Masks do not nest.
-        p: Chance that an entry is slow, in [0, 1]. Paper: de-activation probability.
+        p: Probability that an entry is slow, in [0, 1]. Paper: de-activation probability.
         k: Optimizer steps per cycle, at least 1. Paper: k.
         parameters: Names, glob patterns or parameters to mask; by default every weight with two or more dimensions
             that is not of a normalization layer.
@@ -95,12 +78,19 @@ class MultirateMask(Wrapper):
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
     """
 
-    _drawn: tuple[Any, ...] | None  # what `_bits` were drawn from
-    _drawn_p: float  # the p in it: the user may have set another since
-    _bits: dict[str, Tensor]
+    _warned: bool
+    _drawn_p: float  # of the slow subset: the user may have set another since
+    _bits: dict[str, Tensor]  # of each masked parameter: -1 kept, 0 slow; they broadcast over it
     _float_masks: dict[str, Tensor]  # the same memory, for compilers
-    _kept_units: dict[str, tuple[int, Tensor]]
+    _kept_units: dict[str, tuple[int, Tensor]]  # dimension and indices, where whole units without groups are drawn
     _unsharded: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
+    _versions: dict[str, tuple[int, int]]  # ids and versions of parameters in the last masked forward since a step
+    _moves_reported: list[bool]  # shared by the masks of an optimizer
+
+    def __new__(cls, module: nn.Module | None = None, *_args: Any, **_options: Any) -> Self:
+        """Choose the class that can be indexed and iterated over if the module can."""
+        is_container = all(hasattr(type(module), name) for name in ("__getitem__", "__iter__", "__len__"))
+        return super().__new__(MaskedContainer if cls is MultirateMask and is_container else cls)  # type: ignore[return-value]
 
     def __init__(
         self,
@@ -114,16 +104,17 @@ class MultirateMask(Wrapper):
         boost: float | None = None,
     ) -> None:
         super().__init__()
-        _check_module(module)
-        if not isinstance(structure, str) or structure not in STRUCTURES:
-            kind = ValueError if isinstance(structure, str) else TypeError
-            raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
+        check_module(module)
+        check_structure(structure)
         self.p, self.k, self.boost, self.structure = p, k, boost, structure
         self.rescale = structure != "weight" if rescale is None else rescale
         self.targets = find_targets(module, parameters, structure)
         self.training = module.training  # train() would reach into the module, where layers may be frozen in eval mode
         self._detach()
         self.module = module
+
+    def _get_name(self) -> str:
+        return "MultirateMask"
 
     @property
     def boost(self) -> float:
@@ -132,14 +123,14 @@ class MultirateMask(Wrapper):
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
-        self._boost = None if boost is None else check_number(WHERE, "boost", boost, "finite, at least 0", _is_factor)
+        self._boost = None if boost is None else check_boost(boost)
 
     def extra_repr(self) -> str:
-        """What the wrapper adds to the module, for `print(model)`."""
+        """Return the options for `print(model)`."""
         return f"p={self.p}, k={self.k}, structure={self.structure!r}, boost={self.boost}, rescale={self.rescale}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes; in training mode, on masked steps, with its slow entries at zero."""
+        """Call the module; in training mode, on masked steps, with its slow entries at zero."""
         if self._masking and self.training:
             return self._forward_masked(args, kwargs)
         if not self._attached and self.training:
@@ -147,12 +138,7 @@ class MultirateMask(Wrapper):
         return self.module(*args, **kwargs)
 
     def _forward_masked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The one place where a masked step chooses how it computes.
-
-        Here `self._bits[name]` has the bit pattern of each masked parameter (-1 kept, 0 slow; it broadcasts over the
-        parameter), `self._kept_units[name]` the (dimension, indices of the kept units) of each one drawn by ungrouped
-        units, and `self._scale(target)` the factor of its kept entries.
-        """
+        # the one place that chooses how to compute: without the dropped units, as one product, or with masked weights
         self._forward_ran.masked = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
         if self._kept_units:
@@ -164,68 +150,61 @@ class MultirateMask(Wrapper):
         for t in self.targets:
             values[t.name] = value = parameter(module, t.name)
             masks[t.name] = self._forward_bits(t.name, value), self._scale(t), self._mask_buffers[t.name]
-        if "weight" in masks and _is_bare_linear(module, args, kwargs):
-            return _bare_linear(module, args[0], masks)
+        self._warn_if_moved(values)
+        if "weight" in masks and compact.is_bare_linear(module, args, kwargs):
+            return compact.bare_linear(module, args[0], masks)
         weights = {name: masked(value, *masks[name]) for name, value in values.items()}
-        with refuse_checkpointing(module, weights.values()) as check:
-            return check(functional_call(weights, module, args, kwargs))
+        return functional_call(weights, module, args, kwargs)
 
     def _forward_bits(self, name: str, value: Tensor) -> Tensor:
-        """The bits of a whole parameter; of one that is sharded between forwards, they are drawn at every forward."""
+        """Return the bits of a whole parameter, where it is now."""
         if is_sharded(value):
             problem = "the parameters are still sharded in the forward"
             remedy = f"{SHARD_OUTSIDE} Call a module that it was applied to. Tensor parallel layers cannot be masked."
             raise invalid_state(WHERE, problem, remedy)
         source = self._unsharded.get(name)
         if source is None:
-            return self._float_masks[name] if torch.compiler.is_compiling() else self._bits[name]
+            if torch.compiler.is_compiling():
+                return self._float_masks[name]
+            return self._bits[name].to(value.device)  # another device in a replica
+        # A parameter that is sharded between forwards is whole here, and this rank keeps the bits of its shard only.
         bits = source if isinstance(source, Tensor) else draw_bits(value, source, self._drawn_p)
         return bits.to(value.device, bits_dtype(value))
 
     def _scale(self, target: MaskTarget) -> float:
-        """What kept entries are multiplied by on masked steps."""
+        """Return the factor of kept entries on masked steps."""
         return 1 / (1 - self._drawn_p) if self.rescale and target.rescaled and self._drawn_p < 1 else 1.0
 
     # what `attach` drives
 
     def _detach(self) -> None:
-        """Become dense and undriven."""
-        self._masking = False  # whether forwards in training mode are masked
-        self._attached = False
-        self._warned = False
-        self._forward_ran = ForwardRan()
-        self._clear_mask()
+        """Become dense, with nothing left of the masked weights."""
+        vars(self).update(_masking=False, _attached=False, _warned=False, _forward_ran=ForwardRan())
+        vars(self).update(_versions={}, _moves_reported=[])
         self._mask_buffers = {t.name: MaskBuffers() for t in self.targets}
+        self._clear_mask()
+        if "module" in self._modules:
+            rebuild_attributes(self.module)
 
     def _clear_mask(self) -> None:
         """Have no slow subset."""
-        vars(self).update(self._nothing_drawn())
+        vars(self).update(_drawn=None, _drawn_p=self.p, _bits={}, _float_masks={}, _kept_units={}, _unsharded={})
 
-    def _nothing_drawn(self) -> dict[str, Any]:
-        """The attributes that a draw sets, without one."""
-        return {
-            "_drawn": None,
-            "_drawn_p": self.p,
-            "_bits": {},
-            "_float_masks": {},
-            "_kept_units": {},
-            "_unsharded": {},
-        }
+    def _root(self) -> nn.Module:
+        return self.module
+
+    def _masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return ((target.name, parameter(self.module, target.name)) for target in self.targets)
+
+    def _draws(self) -> int:
+        return len(self.targets)
 
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
-        """Enter the phase after `clock` steps; `first` is the index of the first masked parameter."""
-        cycle, phase = divmod(clock, self.k)
-        masking = self.p > 0 and phase < self.k - 1
-        if self.p > 0 and (self.k > 1 or self.boost != 1):  # also for a joint step whose boost may be set yet
-            if self._drawn != (seed, first, cycle, self.p):
-                with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
-                    self._draw(seed, first, cycle)
-        elif self._drawn is not None:
-            self._clear_mask()
-        vars(self).update(_masking=masking, _attached=True)  # at every step, and Module's own __setattr__ is slow
+        super()._set_phase(clock, seed, first)
+        self._forget_versions()
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
-        """Draw the slow subset of a cycle."""
+        """Draw the slow subset of a cycle; `first` is the index of the first masked parameter."""
         units: dict[str, Tensor] = {}
         self._clear_mask()
         for index, target in enumerate(self.targets, first):
@@ -233,7 +212,7 @@ class MultirateMask(Wrapper):
             key = (seed, index, cycle)
             source: Tensor | Key = key
             if target.layout is None:
-                drawn = draw_bits(weight, key, self.p, self._mask_buffers[target.name].bits)
+                drawn = target.keep_some(draw_bits(weight, key, self.p, self._mask_buffers[target.name].bits))
             else:
                 if target.group not in units:
                     units[target.group] = draw_units(key, self.p, target.layout.units, weight.device)
@@ -244,10 +223,10 @@ class MultirateMask(Wrapper):
             self._set_bits(target.name, drawn)
             if is_sharded(weight):
                 self._unsharded[target.name] = source
-        vars(self).update(_drawn=(seed, first, cycle, self.p), _drawn_p=self.p)
+        vars(self).update(_drawn_p=self.p)
 
     def _set_bits(self, name: str, bits: Tensor) -> None:
-        """Keep bits where their parameter is, as wide as its entries."""
+        """Keep bits on the device of their parameter, as wide as its entries."""
         weight = parameter(self.module, name)
         self._bits[name] = bits.to(weight.device, bits_dtype(weight))
         self._float_masks[name] = as_floats(self._bits[name], weight)
@@ -259,59 +238,55 @@ class MultirateMask(Wrapper):
             message = f"{WHERE}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
             warnings.warn(message, NoEffectWarning, stacklevel=4)
 
+    def _warn_if_moved(self, values: Mapping[str, Tensor]) -> None:
+        """Say once per optimizer that weights moved after a backward pass, but in no step that it counted."""
+        if self._moves_reported or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        before = self._versions
+        vars(self)["_versions"] = {name: (id(p), p._version) for name, p in values.items() if p.is_leaf}
+        trained = [buffers for buffers in self._mask_buffers.values() if buffers.backward_ran]
+        for buffers in trained:
+            buffers.backward_ran = False
+        now = self._versions.items()
+        moved = any(name in before and before[name] != at and before[name][0] == at[0] for name, at in now)
+        if trained and moved:
+            self._moves_reported.append(True)
+            problem = "masked weights moved between two forwards, but no step of the attached optimizer was seen"
+            remedy = "Attach the optimizer whose step() moves them; until then the masks stand still."
+            warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=5)
+
+    def _forget_versions(self) -> None:
+        vars(self)["_versions"] = {}
+
     def __setattr__(self, name: str, value: Any) -> None:
-        """Options are checked whenever they are set."""
-        super().__setattr__(name, CHECKS[name](value) if name in CHECKS else value)
+        super().__setattr__(name, CHANGEABLE[name](value) if name in CHANGEABLE else value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles get: a mask that nothing drives."""
-        undriven = {
-            "_masking": False,
-            "_attached": False,
-            "_warned": False,
-            "_forward_ran": ForwardRan(),
-        } | self._nothing_drawn()
-        return self.__dict__ | undriven | {"_mask_buffers": {t.name: MaskBuffers() for t in self.targets}}
+        """Return what copies and pickles get: a mask that nothing drives."""
+        return {name: value for name, value in vars(self).items() if name not in RUNTIME}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._detach()
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        """Move and cast as any module does; the bits follow their parameters."""
+        """Move and cast as any module does, and the bits with their parameters."""
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, bits in self._bits.items():
             self._set_bits(name, bits)
-        self._kept_units = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept_units.items()}
+        kept_units = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept_units.items()}
+        self._kept_units, self._versions = kept_units, {}
         return self
 
 
-def _is_bare_linear(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return True for one matrix product that nobody watches: a module call would cost more than the mask."""
-    if type(module) is not nn.Linear or nn.Linear.forward is not LINEAR_FORWARD or kwargs or len(args) != 1:
-        return False
-    return compact.is_plain(module) and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+class MaskedContainer(MultirateMask):
+    """A mask around a container of layers, which is one itself: as in `model[0]` after `swap_dropout`."""
 
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
 
-def _bare_linear(module: nn.Module, x: Tensor, masks: Mapping[str, Mask]) -> Tensor:
-    """Return the output of a Linear whose weight, and maybe bias, is masked."""
-    bias: Tensor | None = module._parameters["bias"]
-    if bias is not None and "bias" in masks:
-        bias = masked(bias, *masks["bias"])
-    weight = masked(parameter(module, "weight"), *masks["weight"], grad_is_exclusive=True)
-    return functional.linear(x, weight, bias)
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.module)  # type: ignore[call-overload, no-any-return]
 
-
-def _check_module(module: object) -> None:
-    """Masks wrap modules, and do not nest."""
-    if not isinstance(module, nn.Module):
-        raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
-    check_materialized(WHERE, "module", module)
-    for name, inner in module.named_modules():
-        if is_fully_sharded(inner):
-            rule = "without fully_shard inside"
-            raise invalid_argument(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
-        if isinstance(inner, MultirateMask):
-            raise invalid_argument(
-                ValueError, WHERE, "module", "without masks inside", name or WHERE, "Masks do not nest."
-            )
-
-
-def _is_factor(boost: float) -> bool:
-    return 0 <= boost < float("inf")
+    def __len__(self) -> int:
+        return len(self.module)  # type: ignore[arg-type]

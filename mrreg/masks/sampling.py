@@ -63,10 +63,15 @@ def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
     return values
 
 
+def draw_kept(key: Key, kept: int, units: int, device: torch.device) -> Tensor:
+    """Return the ascending indices of the `kept` units with the largest hash values."""
+    return hashes(units, key, device).argsort(stable=True)[units - kept :].sort().values
+
+
 def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
     """Return the bits of whole units, int32 (units,): 0 for the round(p * units) with the smallest hash values."""
-    bits = torch.full((units,), -1, dtype=torch.int32, device=device)
-    bits[hashes(units, key, device).argsort(stable=True)[: round(p * units)]] = 0
+    bits = torch.zeros(units, dtype=torch.int32, device=device)
+    bits[draw_kept(key, units - round(p * units), units, device)] = -1
     return bits
 
 

@@ -9,12 +9,13 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
+from mrreg.masks.base import CyclicMask
 from mrreg.masks.frozen_entries import (
     GRADIENT,
     FrozenEntries,
@@ -26,7 +27,8 @@ from mrreg.masks.frozen_entries import (
     update_source,
 )
 from mrreg.masks.module import MultirateMask
-from mrreg.module_utils import parameter
+from mrreg.masks.thin_mask import ThinMask
+from mrreg.masks.thin_step import Call, ThinStep
 
 CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"  # completed steps; k, 0 where masks have several; of `attach`
 LEAST = {CLOCK: 0, CYCLE: 0, SEED: 0}
@@ -61,7 +63,9 @@ class MaskStepHooks:
 
     def __init__(self, optimizer: Optimizer, seed: int) -> None:
         self.seed = seed
-        self.masks: list[tuple[MultirateMask, int]] = []  # with the index of their first parameter
+        self.masks: list[tuple[CyclicMask, int]] = []  # with the index of their first draw
+        self.roots: list[nn.Module] = []  # what a thin mask knows weakly
+        self.thin = ThinStep()
         self.optimizer = weakref.ref(optimizer, self._orphaned)
         self.snapshots: list[
             tuple[Tensor, FrozenEntries, Tensor, bool]
@@ -80,9 +84,13 @@ class MaskStepHooks:
             post,
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_load_state_dict_pre_hook(self._check),
+            optimizer.register_state_dict_pre_hook(self.thin.hide),
             optimizer.register_load_state_dict_post_hook(self.sync_masks),
             optimizer.register_state_dict_post_hook(self._save),
         ]
+        moves_reported: list[bool] = []
+        for mask, _first in self.masks:
+            vars(mask)["_moves_reported"] = moves_reported
         self.sync_masks(optimizer)
 
     def stop(self) -> None:
@@ -92,6 +100,7 @@ class MaskStepHooks:
         self._abandon()
         optimizer = self.optimizer()
         if optimizer is not None:
+            self.thin.abandon(optimizer)
             for group in optimizer.param_groups:
                 for key in (CLOCK, CYCLE, SEED):
                     group.pop(key, None)
@@ -111,6 +120,7 @@ class MaskStepHooks:
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Before a load, refuse what masks cannot take."""
+        self.thin.abandon(optimizer)
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
@@ -122,6 +132,7 @@ class MaskStepHooks:
                 saved["state"] = {
                     key: own | unmasked if value is own else value for key, value in saved["state"].items()
                 }
+        self.thin.show(optimizer)
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
         """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
@@ -135,13 +146,13 @@ class MaskStepHooks:
         for mask, first in self.masks:
             mask._set_phase(clock, seed, first)
 
-    def _before_step(self, *call: Any) -> None:
-        _eagerly(self._before)(*call)
+    def _before_step(self, *call: Any) -> Call | None:
+        return _eagerly(self._before)(*call)  # type: ignore[no-any-return]
 
     def _after_step(self, *call: Any) -> None:
         _eagerly(self._after)(*call)
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Before a step: remember what it must not change."""
         self.in_step = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
@@ -149,16 +160,19 @@ class MaskStepHooks:
         grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._abandon()
+        thin = []
         for mask, _ in self.masks:
-            for target in mask.targets if mask._bits else ():
-                p = parameter(mask.module, target.name)
+            for name, p in mask._masked_parameters() if mask._drawn is not None else ():
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
                     raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
-                    check_fast(group, target.name)
-                    if grads_may_change or p.grad is not None:
-                        self._prepare_param(optimizer, mask, target.name, p, group, grads_may_change)
+                    check_fast(group, name)
+                    if isinstance(mask, ThinMask):
+                        thin.append((mask.tensors[name], p, mask))
+                    elif isinstance(mask, MultirateMask) and (grads_may_change or p.grad is not None):
+                        self._prepare_param(optimizer, mask, name, p, group, grads_may_change)
+        return self.thin.begin(optimizer, thin, (args, kwargs), grads_may_change)
 
     def _prepare_param(
         self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, grads_may_change: bool
@@ -201,6 +215,8 @@ class MaskStepHooks:
         if not self.in_step:
             return  # a subclass that calls super().step(): the step inside it was this one
         self.in_step = False
+        self.thin.end(optimizer)
+        optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         while self.snapshots:
             p, frozen, bits, decayed = self.snapshots.pop()
             frozen.restore(p, optimizer.state.get(p, {}), bits, decayed)
@@ -211,6 +227,9 @@ class MaskStepHooks:
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+        else:
+            for mask, _first in self.masks:
+                mask._forget_versions()  # a fused step that found inf has written what it read
 
 
 def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:
@@ -224,7 +243,7 @@ def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> Non
         warnings.warn(message, NoEffectWarning, stacklevel=6)
 
 
-def _eagerly(hook: Callable[..., None]) -> Callable[..., None]:
+def _eagerly(hook: Callable[..., Any]) -> Callable[..., Any]:
     """The hook, kept out of the graph of a compiled step."""
     if not torch.compiler.is_compiling():
         return hook

@@ -1,15 +1,15 @@
-"""Which parameters of a module are masked, and which of their entries belong to one input or output unit."""
+"""Choose the parameters of a module that a mask covers, and what is drawn together in them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from mrreg.errors import invalid_argument, quoted, unknown_name
-from mrreg.masks.layer_registry import registered_layout
+from mrreg.masks.parametrized import makes_a_weight, normalized_dims
+from mrreg.masks.unit_layouts import CONVOLUTIONS, UnitLayout, find_layout
 
 Structure = Literal["weight", "input", "output", "hidden"]
 STRUCTURES = get_args(Structure)
@@ -26,33 +26,6 @@ ZERO_AT_ZERO = (  # elementwise with f(0) = 0: a hidden unit whose input is zero
     *(nn.Tanh, nn.Tanhshrink, nn.Hardswish, nn.Softsign, nn.Softshrink, nn.Hardshrink, nn.Identity, nn.Dropout),
 )
 TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-@dataclass(frozen=True)
-class UnitLayout:
-    """How one bit per unit spreads over a parameter.
-
-    Args:
-        units: How many units there are.
-        dim: The dimension of the parameter that counts units.
-        repeats: How often the units follow one another along `dim` (the gates of an LSTM).
-        groups: Blocks of rows that see their own share of the units (grouped convolutions; then `dim` is 1).
-    """
-
-    units: int
-    dim: int
-    repeats: int = 1
-    groups: int = 1
-
-    def spread(self, bits: Tensor, shape: torch.Size) -> Tensor:
-        """Bits of the units, in a shape that broadcasts over the parameter's."""
-        tail = (1,) * (len(shape) - self.dim - 1)
-        if self.groups > 1:
-            rows = bits.view(self.groups, 1, -1).expand(-1, shape[0] // self.groups, -1)
-            return rows.reshape(shape[0], -1, *tail)
-        return bits.repeat(self.repeats).view((1,) * self.dim + (-1, *tail))
 
 
 @dataclass(frozen=True)
@@ -65,6 +38,7 @@ class MaskTarget:
         group: Parameters of one group share one draw of units; a parameter drawn by entries is its own group.
         layout: How the units lie in it; None for entries drawn one by one.
         rescaled: Whether `rescale` divides it (a hidden unit is scaled once, by its consumer).
+        normalized: Dimensions over which the module divides by a norm: there, not all entries may be zero.
     """
 
     name: str
@@ -72,28 +46,36 @@ class MaskTarget:
     group: str
     layout: UnitLayout | None = None
     rescaled: bool = True
+    normalized: tuple[int, ...] = ()
+
+    def keep_some(self, bits: Tensor) -> Tensor:
+        """Keep all entries where all were slow and have a norm in common, since zero by zero is no number."""
+        if not self.normalized or not bits.numel():
+            return bits
+        return bits.masked_fill((bits == 0).all(dim=self.normalized, keepdim=True), -1)
 
 
 def _split(name: str) -> tuple[str, str]:
-    """'a.b.weight' -> ('a.b', 'weight')."""
+    """Split a dotted name into its owner and the last part: 'a.b.weight' -> ('a.b', 'weight')."""
     owner, _, leaf = name.rpartition(".")
     return owner, leaf
 
 
 def _by_default(module: nn.Module, name: str, value: Tensor) -> bool:
-    """Weights with at least two dimensions, not of normalization layers."""
-    owner, leaf = _split(name)
-    is_norm = isinstance(module.get_submodule(owner), NORMS)
-    return value.dim() >= 2 and value.is_floating_point() and not is_norm and not leaf.startswith("bias")
+    """Return True for a weight with at least two dimensions that is not of a normalization layer."""
+    path, leaf = _split(name)
+    owner = module.get_submodule(path)
+    fits = value.dim() >= 2 and value.is_floating_point() and makes_a_weight(owner, leaf, value)
+    return fits and not isinstance(owner, NORMS) and not leaf.startswith("bias")
 
 
 def _matches(pattern: object, name: str, value: Tensor) -> bool:
-    """Whether one element of `parameters` (a name, a glob pattern or the tensor itself) means this parameter."""
+    """Return True if one element of `parameters` (a name, a glob pattern or the tensor itself) means this parameter."""
     return fnmatchcase(name, pattern) if isinstance(pattern, str) else pattern is value
 
 
 def _chosen(module: nn.Module, named: dict[str, Tensor], wanted: Iterable[object] | None) -> dict[str, Tensor]:
-    """The parameters to mask, by name."""
+    """Return the parameters to mask, by name."""
     if wanted is None:
         return {name: value for name, value in named.items() if _by_default(module, name, value)}
     if not isinstance(wanted, Iterable):
@@ -114,18 +96,22 @@ def _chosen(module: nn.Module, named: dict[str, Tensor], wanted: Iterable[object
 
 
 def _refuse_unfit(module: nn.Module, name: str, value: Tensor) -> None:
-    """Complex and integer parameters and sparse embeddings cannot be masked."""
+    """Refuse complex and integer parameters, and embeddings whose forward or gradient is not that of a weight."""
     if not value.is_floating_point():
         raise invalid_argument(TypeError, WHERE, name, "a floating-point parameter", value.dtype)
-    if getattr(module.get_submodule(_split(name)[0]), "sparse", False):
+    owner = module.get_submodule(_split(name)[0])
+    if getattr(owner, "sparse", False):
+        rule, got = "the weight of an embedding with dense gradients", "sparse=True"
         remedy = "An optimizer of sparse gradients cannot hold single entries; use sparse=False."
-        raise invalid_argument(
-            ValueError, WHERE, name, "the weight of an embedding with dense gradients", "sparse=True", remedy
-        )
+        raise invalid_argument(ValueError, WHERE, name, rule, got, remedy)
+    if getattr(owner, "max_norm", None) is not None and isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+        rule, got = "the weight of an embedding without max_norm", f"max_norm={owner.max_norm}"
+        remedy = "It writes into the weight during the forward, where a mask has a copy."
+        raise invalid_argument(ValueError, WHERE, name, rule, got, remedy)
 
 
 def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: Structure) -> list[MaskTarget]:
-    """The parameters that a mask with this structure covers, in the module's order."""
+    """Return the parameters that a mask with this structure covers, in the module's order."""
     every: dict[int, list[str]] = {}
     for name, value in module.named_parameters(remove_duplicate=False):
         every.setdefault(id(value), []).append(name)
@@ -143,19 +129,25 @@ def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: 
     order = [names[0] for names in every.values() if names[0] in found]
     for name in order:
         _refuse_unfit(module, name, module.get_parameter(name))
-    return [MaskTarget(name, tuple(every[id(module.get_parameter(name))]), *found[name]) for name in order]
+    return [_mask_target(module, name, every, found[name]) for name in order]
+
+
+def _mask_target(module: nn.Module, name: str, names: dict[int, list[str]], part: "Part") -> MaskTarget:
+    owner, leaf = _split(name)
+    value = module.get_parameter(name)
+    return MaskTarget(name, tuple(names[id(value)]), *part, normalized_dims(module.get_submodule(owner), leaf, value))
 
 
 Part = tuple[str, UnitLayout | None, bool]  # group, layout, rescaled
 
 
 def _target(module: nn.Module, name: str, value: Tensor, structure: Structure) -> Part:
-    """Group and layout of one parameter for every structure but 'hidden'."""
+    """Return group and layout of one parameter for every structure but 'hidden'."""
     if structure == "weight":
         return name, None, True
     owner, leaf = _split(name)
     layer = module.get_submodule(owner)
-    layout = _layout(layer, leaf, value, structure)
+    layout = find_layout(layer, leaf, value, structure)
     if layout is None:
         remedy = 'Use structure="weight", or leave it out with `parameters`.'
         rule = f"a parameter with one {structure} dimension when structure={structure!r}"
@@ -164,7 +156,7 @@ def _target(module: nn.Module, name: str, value: Tensor, structure: Structure) -
 
 
 def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str:
-    """Which parameters have their units in common.
+    """Return a name for the parameters that have their units in common.
 
     Rows of one layer do (weight, bias, the two matrices of a recurrent layer); columns only where both directions of a
     recurrent layer take the same input.
@@ -177,83 +169,13 @@ def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str
     return name.removesuffix("_reverse") if recurrent and leaf.startswith("weight_ih") else name
 
 
-def _layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> UnitLayout | None:
-    """Where a layer type keeps its input or output units; None where that is not one dimension."""
-    if (declared := registered_layout(layer)) is not None:
-        dims = declared.get(leaf, ())
-        return UnitLayout(value.shape[dims.index(structure)], dims.index(structure)) if structure in dims else None
-    for kinds, find in LAYOUTS:
-        if isinstance(layer, kinds):
-            return find(layer, leaf, value.shape, structure == "output")
-    return None
-
-
-def _rows_and_columns(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """(out, in) and a bias (out,)."""
-    if output:
-        return UnitLayout(shape[0], 0)
-    return UnitLayout(shape[1], 1) if len(shape) == 2 else None
-
-
-def _convolution(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """(out, in / groups, ...) and a bias (out,)."""
-    if output:
-        return UnitLayout(shape[0], 0)
-    groups = int(layer.groups)  # type: ignore[arg-type]
-    return UnitLayout(shape[1] * groups, 1, groups=groups) if leaf == "weight" else None
-
-
-def _transposed(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """(in, out / groups, ...) and a bias (out,)."""
-    if leaf != "weight":
-        return UnitLayout(shape[0], 0) if output else None
-    groups = int(layer.groups)  # type: ignore[arg-type]
-    return UnitLayout(shape[1] * groups, 1, groups=groups) if output else UnitLayout(shape[0], 0)
-
-
-def _embedding(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """(tokens, features)."""
-    return UnitLayout(shape[int(output)], int(output))
-
-
-def _recurrent(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """(gates * hidden, in) and biases (gates * hidden,); the projection of an LSTM has no gates."""
-    if not output:
-        return UnitLayout(shape[1], 1) if leaf.startswith("weight") else None
-    gates = 1 if "_hr" in leaf else shape[0] // int(layer.hidden_size)  # type: ignore[arg-type]
-    return UnitLayout(shape[0] // gates, 0, repeats=gates)
-
-
-def _bilinear(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """(out, in1, in2): two inputs, so none is the input."""
-    return UnitLayout(shape[0], 0) if output else None
-
-
-def _attention(layer: nn.Module, leaf: str, shape: torch.Size, output: bool) -> UnitLayout | None:
-    """Projections (out, in) and their bias; the learned key and value are neither."""
-    return None if leaf in {"bias_k", "bias_v"} else _rows_and_columns(layer, leaf, shape, output)
-
-
-Finder = Callable[[nn.Module, str, torch.Size, bool], UnitLayout | None]
-LAYOUTS: tuple[tuple[tuple[type[nn.Module], ...], Finder], ...] = (
-    ((nn.Linear,), _rows_and_columns),
-    (CONVOLUTIONS, _convolution),
-    (TRANSPOSED, _transposed),
-    ((nn.Embedding, nn.EmbeddingBag), _embedding),
-    ((nn.RNNBase, nn.RNNCellBase), _recurrent),
-    ((nn.Bilinear,), _bilinear),
-    ((nn.MultiheadAttention,), _attention),
-)
-
-
 def _hidden(module: nn.Module, chosen: dict[str, Tensor] | None) -> dict[str, Part]:
-    """Producer's rows and bias, consumer's columns: one draw for the units between the two."""
+    """Return producer's rows and bias and consumer's columns, with one draw for the units between the two."""
     first, second = hidden_pair(module)
     producer, consumer = module.get_submodule(first), module.get_submodule(second)
-    weights = (f"{first}.weight", producer), (f"{second}.weight", consumer)
-    (rows, _), (columns, _) = weights
-    units = _layout(producer, "weight", producer.get_parameter("weight"), "output")
-    inputs = _layout(consumer, "weight", consumer.get_parameter("weight"), "input")
+    rows, columns = f"{first}.weight", f"{second}.weight"
+    units = find_layout(producer, "weight", producer.get_parameter("weight"), "output")
+    inputs = find_layout(consumer, "weight", consumer.get_parameter("weight"), "input")
     if units is None or inputs is None or units.units != inputs.units:
         got = f"{first} and {second}"
         raise invalid_argument(
@@ -271,7 +193,7 @@ def _hidden(module: nn.Module, chosen: dict[str, Tensor] | None) -> dict[str, Pa
 
 
 def hidden_pair(module: nn.Module) -> tuple[str, str]:
-    """Names of the producer and the consumer of the hidden units of a module."""
+    """Return the names of the producer and the consumer of a module's hidden units."""
     if isinstance(module, TRANSFORMER_LAYERS):
         activation = module.activation
         known = isinstance(activation, ZERO_AT_ZERO) or activation in {nn.functional.relu, nn.functional.gelu}

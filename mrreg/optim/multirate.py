@@ -15,6 +15,7 @@ from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import Group
 from mrreg.optim.engine import Engine
 from mrreg.optim.grad_control import GradControl
+from mrreg.optim.metrics import collect_metrics
 from mrreg.optim.plain_state import Layout, adapt_plain_state
 from mrreg.optim.requires_grad import RequiresGradSwitch
 from mrreg.optim.state_validation import (
@@ -186,6 +187,14 @@ class Multirate(Optimizer):
     def due(self) -> tuple[bool, ...]:
         """For each part, True if it gets a gradient at the next step."""
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
+
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for a logger: steps done, share of the entries that are due, and for each part ("part0", …).
+
+        Of a part: due at the next step (1 or 0), period, phase (steps since its last gradient), and with drift the
+        Euclidean norm of what one step of it moves (all ranks must call this where parameters are sharded).
+        """
+        return collect_metrics(self._parts(), self.state, self._drift)
 
     def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
         """Yield base and groups of each part, in the order given, the periods within one base ascending."""

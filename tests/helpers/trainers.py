@@ -17,6 +17,7 @@ import mrreg
 
 END = 8  # steps, in cycles of K
 K = 3
+SEED = 5
 OVERFLOWS = (2, 4)  # at a fast step, and at the sync step that comes next
 CPU_LIGHTNING: dict[str, Any] = {
     "accelerator": "cpu",
@@ -39,6 +40,7 @@ class Options:
     checkpointing: bool = False
     statistics: str = "every"
     at_rest: bool = False  # the optimizer knows the model, so that flags are at rest between steps
+    masks: str = ""  # instead of a slow part: "mask" or "thin", driven by AdamW
 
 
 class Net(nn.Module):
@@ -65,11 +67,30 @@ class Run:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.model = Net(self.options.checkpointing)
-        given: Any = self.model if options.at_rest else decay_groups(self.model)
-        self.optimizer: Optimizer = mrreg.MultirateAdamW(given, weight_decay=0.1, **settings(self.model))
+        self.model = new_model(options)
+        self.optimizer: Optimizer
+        if options.masks:
+            self.optimizer = torch.optim.AdamW(decay_groups(self.model), lr=0.02)
+        else:
+            given: Any = self.model if options.at_rest else decay_groups(self.model)
+            self.optimizer = mrreg.MultirateAdamW(given, weight_decay=0.1, **settings(self.model))
+            mrreg.batch_norm(self.optimizer, self.model, options.statistics)
         self.scheduler = LambdaLR(self.optimizer, lambda t: 1.0 if self.options.fp16 else max(0.0, (END - t) / END))
-        mrreg.batch_norm(self.optimizer, self.model, self.options.statistics)
+
+    def attach(self, optimizer: Any = None) -> None:
+        """Let a trainer's wrapper of the optimizer, or the optimizer itself, drive the masks where there are any."""
+        if self.options.masks:
+            mrreg.attach(optimizer or self.optimizer, self.model, seed=SEED)
+
+
+def new_model(options: Options) -> Net:
+    model = Net(options.checkpointing)
+    if options.masks == "mask":
+        mrreg.mask(model, {"trunk.0": 0.5, "head": 0.3}, k=K)
+    if options.masks == "thin":
+        x, labels = batch(0)
+        mrreg.thin(model, p=0.5, k=K, example_inputs={"x": x, "labels": labels})
+    return model
 
 
 def settings(model: Net) -> dict[str, Any]:
@@ -112,6 +133,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 def by_hand(options: Options, batches: list[tuple[Tensor, Tensor]], clip_groups: bool = False) -> Net:
     """The loop that all others must agree with, to the bit. Lightning clips in the order of the groups."""
     run, scaler = Run(options), new_scaler(options)
+    run.attach()
     groups = run.optimizer.param_groups
     clipped = [p for group in groups for p in group["params"]] if clip_groups else list(run.model.parameters())
     for t, (x, labels) in enumerate(batches, 1):
@@ -143,6 +165,7 @@ def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     accelerator = Accelerator(cpu=True, mixed_precision=mixed, gradient_accumulation_steps=options.accumulate)
     accelerator.scaler = new_scaler(options) if options.fp16 else None  # "fp16" itself wants a GPU
     model, optimizer, scheduler = accelerator.prepare(run.model, run.optimizer, run.scheduler)
+    run.attach(optimizer)
     if resume:
         accelerator.load_state(str(folder))
     for t in range(options.accumulate * stop if resume else 0, options.accumulate * END):
@@ -163,6 +186,8 @@ def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:
 def lightning(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     import lightning as pl
     from lightning.pytorch.plugins import MixedPrecision
+
+    from mrreg.integrations.lightning import MultirateCallback
 
     run = Run(options)
     first = options.accumulate * stop
@@ -191,6 +216,7 @@ def lightning(options: Options, folder: Path, stop: int, resume: bool) -> Net:
         accumulate_grad_batches=options.accumulate,
         gradient_clip_val=options.clip or None,
         default_root_dir=folder,
+        callbacks=[MultirateCallback(seed=SEED)] if options.masks else [],
         **CPU_LIGHTNING,
     )
     loader: Any = DataLoader(TensorDataset(torch.zeros(8 * 4 * END)), batch_size=8)
@@ -221,6 +247,8 @@ def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: b
     """With `optimizers=`, or with the class and its options."""
     import transformers
 
+    from mrreg.integrations.transformers import MultirateCallback
+
     arguments = trainer_arguments(
         folder,
         stop,
@@ -229,25 +257,32 @@ def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: b
         max_grad_norm=options.clip,
         bf16=options.bf16,
     )
+    last = str(folder / f"checkpoint-{stop}") if resume else None
+    callbacks: list[Any] = [MultirateCallback(seed=SEED)] if options.masks else []
     if not by_class:
         run = Run(options)
-        each = transformers.Trainer(
-            run.model, arguments, train_dataset=Rows(), optimizers=(run.optimizer, run.scheduler)
-        )
-        each.train(resume_from_checkpoint=str(folder / f"checkpoint-{stop}") if resume else None)
+        both = run.optimizer, run.scheduler
+        each = transformers.Trainer(run.model, arguments, train_dataset=Rows(), optimizers=both, callbacks=callbacks)
+        each.train(resume_from_checkpoint=last)
         return run.model
 
     class Policy(transformers.TrainerCallback):
         def on_train_begin(self, *_: Any, **now: Any) -> None:
             mrreg.batch_norm(now["optimizer"], now["model"], None if resume else options.statistics)
 
-    model = Net(options.checkpointing)
+    model = new_model(options)
     given = {"model": model, "weight_decay": 0.1} if options.at_rest else {}
     chosen: Any = (mrreg.MultirateAdamW, given | settings(model))
+    if options.masks:
+        chosen = torch.optim.AdamW, {"lr": 0.02}
     each = transformers.Trainer(
-        model, arguments, train_dataset=Rows(), optimizer_cls_and_kwargs=chosen, callbacks=[Policy()]
+        model,
+        arguments,
+        train_dataset=Rows(),
+        optimizer_cls_and_kwargs=chosen,
+        callbacks=callbacks or [Policy()],
     )
-    each.train(resume_from_checkpoint=str(folder / f"checkpoint-{stop}") if resume else None)
+    each.train(resume_from_checkpoint=last)
     return model
 
 

@@ -9,20 +9,23 @@ are of the published code of Li et al. (cwein3/large-lr-code), which it follows.
 statistics, so those of batch normalization are taken anew from training images at each evaluation, for every method.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.swa_utils import update_bn
 
+from benchmarks.core.comparison import Comparison, Job, Outcome
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Curves, Row, Section, gain, metric
-from benchmarks.data.cifar import cifar10
+from benchmarks.core.study import Study
+from benchmarks.core.training import Batch, Batches, Loop, shuffled
+from benchmarks.data.cifar import IMAGES, cifar10
 from benchmarks.experiments.patches.data import SETS, SIDE, Patched, Patterns, evaluation_sets, training_set
-from benchmarks.experiments.patches.model import Composite, Single, wide_resnet
+from benchmarks.experiments.patches.model import Copies, optimizer, sum_of_losses, wide_resnet
 
 FAST, SLOW, K = 0.004, 0.1, 25  # h_F, h_S = k h_F, k
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
@@ -30,12 +33,22 @@ CHUNK = 500  # images evaluated at once
 
 SMALL, LARGE, MERGED = "SGD, h = 0.004", "SGD, h = 0.1", "multirate"
 BOTH = "merged, both copies at every step"
-METHODS: dict[str, Callable[[nn.Module], Single | Composite]] = {
-    SMALL: lambda net: Single(net, FAST, MOMENTUM, WEIGHT_DECAY),
-    LARGE: lambda net: Single(net, SLOW, MOMENTUM, WEIGHT_DECAY),
-    MERGED: lambda net: Composite(net, FAST, K, MOMENTUM, WEIGHT_DECAY),
-    BOTH: lambda net: Composite(net, FAST, K, MOMENTUM, WEIGHT_DECAY, each_step=True),
-}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One network with a step size, or two copies of it that are merged every K steps.
+
+    Args:
+        lr: Of the network, or of the fast copy.
+        period: Steps from one gradient of the slow copy to the next; None has no slow copy.
+    """
+
+    lr: float
+    period: int | None = None
+
+
+METHODS = {SMALL: Method(FAST), LARGE: Method(SLOW), MERGED: Method(FAST, K), BOTH: Method(FAST, 1)}
 
 
 @dataclass(frozen=True)
@@ -65,54 +78,53 @@ PRESETS = {
         seeds=2, steps=50, every=25, depth=10, width=1, batch=8, side=16, images=100, test_images=100, fitted=50
     ),
     "cpu": PatchesConfig(
-        seeds=3,
-        steps=12_000,
-        every=1_000,
-        depth=10,
-        width=1,
-        batch=32,
-        side=16,
-        images=10_000,
-        test_images=1_000,
+        seeds=3, steps=12_000, every=1_000, depth=10, width=1, batch=32, side=16, images=10_000, test_images=1_000,
         methods=(SMALL, LARGE, MERGED),
     ),
     "gpu": PatchesConfig(seeds=3, steps=6_000, every=500, depth=16, width=4, bfloat16=True),
     "paper": PatchesConfig(seeds=3, steps=23_450, every=350, depth=16, width=10),
-}
+}  # fmt: skip
 
 
-def execute(config: PatchesConfig, run: Run, context: Context) -> list[Result]:
-    """Train one network; all methods of a seed see the same patches, initial weights and order."""
-    (seed,) = run.seeds
-    data = cifar10(context.data_dir, config.images, config.test_images)
+def comparisons(config: PatchesConfig) -> list[Comparison[Method]]:
+    """Return the methods of a preset, evaluated on all three kinds of images."""
+    methods = {name: METHODS[name] for name in config.methods}
+    budgets = tuple(range(config.every, config.steps + 1, config.every))
+    return [Comparison(methods, config.seeds, budgets, splits=SETS)]
+
+
+def build(config: PatchesConfig, method: Method, seed: int, job: Job) -> Loop:
+    """Return the training of a network; all methods of a seed see the same patches, initial weights and order."""
+    data = cifar10(job.data_dir, config.images, config.test_images)
     generator = torch.Generator().manual_seed(seed)
     patterns = Patterns.draw(generator)
-    train = training_set(data, patterns, generator, config.side).to(context.device)
-    tests = {
-        name: each.to(context.device) for name, each in evaluation_sets(data, patterns, generator, config.side).items()
-    }
+    train = training_set(data, patterns, generator, config.side).to(job.device)
+    tests = evaluation_sets(data, patterns, generator, config.side)
     torch.manual_seed(seed)
-    net = wide_resnet(config.depth, config.width)
-    trainer = METHODS[run.method](net.to(memory_format=torch.channels_last).to(context.device))
-    curves: dict[str, list[float]] = {name: [] for name in SETS}
-    order = batches(len(train.y), config.batch, generator)
-    for step in context.track(range(1, config.steps + 1), run.key):
-        x, y = train.batch(next(order))
-        with torch.autocast(context.device.type, torch.bfloat16, enabled=config.bfloat16):
-            loss = trainer.loss(x, y)
-        trainer.step(loss)
-        if step % config.every == 0:
-            fit_statistics(net, train, config.fitted)
-            for name, test in tests.items():
-                curves[name].append(accuracy(net, test))
-    return [_result(config, curves, len(train.y))]
+    net: nn.Module = wide_resnet(config.depth, config.width).to(memory_format=torch.channels_last).to(job.device)
+    forward = partial(torch.autocast, job.device.type, torch.bfloat16, enabled=config.bfloat16)
+    batches = Batches(shuffled(len(train.y), config.batch, short=False), train.batch, generator)
+    splits: dict[str, Callable[[], Iterable[Batch]]] = {
+        name: partial(held_out, each.to(job.device)) for name, each in tests.items()
+    }
+    splits[SETS[0]] = partial(fitted, net, train, config.fitted, splits[SETS[0]])  # the first one evaluated
+    if method.period is None:
+        sgd = torch.optim.SGD(net.parameters(), lr=method.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+        return Loop(net, sgd, batches, splits, forward=forward)
+    copies = Copies(net, K, method.period)
+    both = optimizer(copies, method.lr, MOMENTUM, WEIGHT_DECAY)
+    return Loop(copies, both, batches, splits, loss=sum_of_losses, after=copies.after_step, forward=forward)
 
 
-def batches(count: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """The indices of `count` images in mini-batches, for ever, each epoch in a new order; none is short."""
-    while True:
-        parts = torch.randperm(count, generator=generator).split(batch)  # type: ignore[no-untyped-call]
-        yield from (part for part in parts if len(part) == batch)
+def fitted(net: nn.Module, train: Patched, count: int, batches: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
+    """Return test images, after the statistics of batch normalization are taken from training images."""
+    fit_statistics(net, train, count)
+    return batches()
+
+
+def held_out(test: Patched) -> Iterator[Batch]:
+    for index in torch.arange(len(test.y)).split(CHUNK):  # type: ignore[no-untyped-call]
+        yield test.batch(index)
 
 
 def fit_statistics(net: nn.Module, train: Patched, count: int) -> None:
@@ -121,27 +133,12 @@ def fit_statistics(net: nn.Module, train: Patched, count: int) -> None:
     update_bn([train.batch(part)[0] for part in index], net)
 
 
-@torch.no_grad()
-def accuracy(net: nn.Module, test: Patched) -> float:
-    """Percent of images named rightly, in evaluation mode."""
-    net.eval()
-    right = 0
-    for index in torch.arange(len(test.y)).split(CHUNK):  # type: ignore[no-untyped-call]
-        x, y = test.batch(index)
-        right += int((net(x).argmax(1) == y).sum())
-    net.train()
-    return 100 * right / len(test.y)
-
-
-def _result(config: PatchesConfig, curves: dict[str, list[float]], images: int) -> Result:
-    """Accuracy on each set: the mean of the last quarter of the evaluations, and all of them by epoch."""
+def result(config: PatchesConfig, outcome: Outcome[Method]) -> Result:
+    """Return accuracy on each set: the mean of the last quarter of the evaluations, and all of them by epoch."""
+    curves = {name: outcome.at_steps(name) for name in SETS}
     late = {name: fmean(curve[3 * len(curve) // 4 :]) for name, curve in curves.items()}
-    epochs = [step * config.batch / images for step in range(config.every, config.steps + 1, config.every)]
+    epochs = [step * config.batch / (config.images or IMAGES) for step in outcome.budgets]
     return late | {f"{name} per evaluation": curve for name, curve in curves.items()} | {"epoch": epochs}
-
-
-def runs(config: PatchesConfig) -> list[Run]:
-    return [Run(method, (seed,)) for seed in range(config.seeds) for method in config.methods]
 
 
 def _as_good(one: str, other: str, name: str, by: float) -> Claim:
@@ -188,4 +185,5 @@ def _section(preset: str, presets: frozenset[str]) -> Section:
 
 SECTIONS = (_section("cpu", frozenset({"cpu"})), _section("paper", frozenset({"smoke", "gpu", "paper"})))
 
-BENCHMARK = Benchmark("patches", PRESETS, runs, execute, SECTIONS, "images of CIFAR-10 with patches")
+STUDY = Study("patches", PRESETS, comparisons, build, result=result, data="images of CIFAR-10 with patches")
+BENCHMARK = STUDY.benchmark(SECTIONS)

@@ -67,68 +67,54 @@ def wide_resnet(depth: int, width: int) -> nn.Sequential:
     return net
 
 
-class Single:
-    """One network and one step size."""
-
-    def __init__(self, net: nn.Module, lr: float, momentum: float, weight_decay: float) -> None:
-        self.net = net
-        self.optimizer = SGD(net.parameters(), lr=lr, momentum=momentum, weight_decay=weight_decay)
-
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(self.net(x), y)
-
-    def step(self, loss: Tensor) -> None:
-        """Backward pass and update; `loss` is that of `loss`."""
-        _update(self.optimizer, loss)
-
-
-class Composite:
+class Copies(nn.Module):
     """Two copies of a network, merged every k steps; `net` is the fast one, and after every k-th step the merged one.
+
+    In training mode the output is that of each copy that takes a gradient at this step.
 
     Args:
         net: The network; its copy is made here.
-        lr: h_F; h_S is k times that.
         k: Steps from merge to merge.
-        momentum: Of both copies.
-        weight_decay: Of both copies.
-        each_step: Whether the slow copy takes a step of h_S at every step instead of one every k steps.
+        period: Steps from one gradient of the slow copy to the next.
     """
 
-    def __init__(
-        self, net: nn.Module, lr: float, k: int, momentum: float, weight_decay: float, *, each_step: bool = False
-    ) -> None:
-        self.net, self.slow, self.k = net, deepcopy(net), k
-        self.period = 1 if each_step else k
-        self.done = 0
-        fast, slow = list(net.parameters()), list(self.slow.parameters())
-        if each_step:
-            groups = [{"params": fast, "lr": lr}, {"params": slow, "lr": k * lr}]
-            self.optimizer: Optimizer = SGD(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        else:
-            self.optimizer = mrreg.MultirateSGD(
-                [*fast, *slow], lr=lr, k=k, fast=fast, momentum=momentum, weight_decay=weight_decay
-            )
+    def __init__(self, net: nn.Module, k: int, period: int) -> None:
+        super().__init__()
+        self.net, self.slow = net, deepcopy(net)
+        self.k, self.period, self.done = k, period, 0
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The sum of the losses of those copies that take a gradient at this step."""
-        loss = F.cross_entropy(self.net(x), y)
-        return loss + F.cross_entropy(self.slow(x), y) if self.done % self.period == 0 else loss
-
-    def step(self, loss: Tensor) -> None:
-        """Backward pass and update; at the end of a cycle the merge."""
-        _update(self.optimizer, loss)
-        self.done += 1
-        if self.done % self.k == 0:
-            self._merge()
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        if not self.training:
+            return self.net(x)  # type: ignore[no-any-return]
+        return [self.net(x), self.slow(x)] if self.done % self.period == 0 else [self.net(x)]
 
     @torch.no_grad()
-    def _merge(self) -> None:
-        for fast, slow in zip(self.net.parameters(), self.slow.parameters(), strict=True):
-            slow.add_(fast).div_(2)
-            fast.copy_(slow)
+    def after_step(self) -> None:
+        """Count a step; at the end of a cycle, merge."""
+        self.done += 1
+        if self.done % self.k == 0:
+            for fast, slow in zip(self.net.parameters(), self.slow.parameters(), strict=True):
+                slow.add_(fast).div_(2)
+                fast.copy_(slow)
+
+    def get_extra_state(self) -> int:
+        return self.done
+
+    def set_extra_state(self, state: int) -> None:
+        self.done = state
 
 
-def _update(optimizer: Optimizer, loss: Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+def sum_of_losses(outputs: list[Tensor], y: Tensor) -> Tensor:
+    """Return the sum of the losses of those copies that take a gradient."""
+    return torch.stack([F.cross_entropy(each, y) for each in outputs]).sum()
+
+
+def optimizer(copies: Copies, lr: float, momentum: float, weight_decay: float) -> Optimizer:
+    """Return the optimizer of both copies: h_F = `lr`, h_S = k times that."""
+    fast, slow = list(copies.net.parameters()), list(copies.slow.parameters())
+    if copies.period == 1:
+        groups = [{"params": fast, "lr": lr}, {"params": slow, "lr": copies.k * lr}]
+        return SGD(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    return mrreg.MultirateSGD(
+        [*fast, *slow], lr=lr, k=copies.k, fast=fast, momentum=momentum, weight_decay=weight_decay
+    )

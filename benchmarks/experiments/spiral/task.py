@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.core.stacked import StackedLinear
+from benchmarks.core.training import percent_right
 
 TURNS, RADIUS, POWER, NOISE = 4, 2.0, 0.5, 0.02
 WIDTH, BATCH = 100, 25
@@ -82,9 +83,8 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def accuracy(networks: nn.Module, x: Tensor, y: Tensor) -> list[float]:
     """Percent of the points on the right side, one figure a seed."""
-    with torch.no_grad():
-        right = (networks(x) > 0) == (y > 0.5)
-    return [round(100 * share, 3) for share in right.float().mean(1).tolist()]
+    shares = percent_right(networks, [(x, y)], decide=lambda logits: (logits > 0).to(y))
+    return [round(share, 3) for share in shares.tolist()]
 
 
 def train(

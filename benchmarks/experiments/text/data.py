@@ -1,6 +1,5 @@
 """GLUE tasks as token ids: GLUE's own tab-separated files, or written in that layout from the `datasets` package."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.core.errors import UserError
+from benchmarks.core.training import Batches
 from benchmarks.data.locate import locate
 
 POOL = 8  # batches of similar length are made of so many batches that follow each other in the random order
@@ -17,7 +17,7 @@ POOL = 8  # batches of similar length are made of so many batches that follow ea
 
 @dataclass(frozen=True)
 class Glue:
-    """How a task is called in `datasets`, and which columns its sentences and labels have there and in GLUE's files."""
+    """The name of a task in `datasets`, and the columns of its sentences and labels there and in GLUE's files."""
 
     name: str
     texts: tuple[str, ...]
@@ -70,6 +70,14 @@ class Task:
     train: Texts
     dev: Texts
     classes: int
+
+    def to(self, device: torch.device) -> "Task":
+        return Task(self.train.to(device), self.dev.to(device), self.classes)
+
+    def held_out(self, count: int, seed: int) -> "Task":
+        """Return the same with some training texts, drawn by the seed, in the place of the dev texts."""
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
+        return Task(self.train[order[count:]], self.train[order[:count]], self.classes)
 
 
 @cache
@@ -135,17 +143,22 @@ def _download(name: str, root: Path) -> None:
         (folder / f"{part}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def batches(texts: Texts, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batches without end, epoch after epoch, each epoch in a new order; a short last batch is left out.
+def batches(texts: Texts, size: int, generator: torch.Generator) -> Batches:
+    """Return batches without end, epoch after epoch, each epoch in a new order; a short last batch is left out.
 
     Texts of similar length share a batch, so that little of it is padding: every `POOL` batches of the random order are
     sorted by length, cut into batches, and these are put in random order again.
     """
     if len(texts) < size:
         raise ValueError(f"batches: size must be at most the number of texts, {len(texts)}, got {size}.")
-    while True:
-        order = torch.randperm(len(texts), generator=generator)[: len(texts) // size * size]
-        for part in torch.split(order, POOL * size):
-            ranked = part[texts.length.cpu()[part].argsort(stable=True)].view(-1, size)
-            for index in ranked[torch.randperm(len(ranked), generator=generator)]:
-                yield texts.batch(index.to(texts.y.device))
+    length = texts.length.cpu()
+
+    def order(generator: torch.Generator) -> list[Tensor]:
+        drawn = torch.randperm(len(texts), generator=generator)[: len(texts) // size * size]
+        found: list[Tensor] = []
+        for part in torch.split(drawn, POOL * size):
+            ranked = part[length[part].argsort(stable=True)].view(-1, size)
+            found.extend(ranked[torch.randperm(len(ranked), generator=generator)])
+        return found
+
+    return Batches(order, lambda index: texts.batch(index.to(texts.y.device)), generator)

@@ -1,45 +1,35 @@
-"""What people use instead of two rates when fine-tuning is to be cheap: LoRA, BAdam, random layers, frozen layers."""
+"""Methods beside multirate fine-tuning that are to be cheap: LoRA, BAdam, random layers, frozen layers."""
 
-import importlib
 import warnings
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.core.errors import UserError
+from benchmarks.core.comparison import Search
 from benchmarks.experiments.text.encoder import Classifier
 from benchmarks.experiments.text.recipes import Recipe
-from benchmarks.experiments.text.training import Trainee
+from benchmarks.experiments.text.training import Prepare, Trainee
 
 SWITCH = 8  # steps between two choices of layers, for BAdam and random layers
 ACTIVE = 2  # layers that random layers train at once
 RANK, ALPHA = 8, 16
 ATTENTION = ("query", "value", "q_lin", "v_lin")  # what LoRA changes, as BERT and DistilBERT call it
 
-Progress = Callable[[], float]
-"""Which part of its budget a method has spent, 0 to 1; what a schedule of k goes by."""
-Prepare = Callable[[Classifier, float, int, Progress], Trainee]
-"""From a freshly loaded classifier, an lr, a seed and the progress: what is trained, with what."""
+RATES = (1.0, 3.0)  # times the lr of the configuration
+LORA_RATE = 10.0  # LoRA wants about ten times the lr of full fine-tuning
 
 
 def recipe(**options: Any) -> Prepare:
     """A `Recipe` with AdamW."""
-    return lambda net, lr, seed, progress: Recipe(optimizer="AdamW", lr=lr, **options).prepare(net)
+    return lambda net, lr, seed: Recipe(optimizer="AdamW", lr=lr, **options).prepare(net)
 
 
-def _needed(package: str) -> Any:
-    """A package that nothing else needs, the report of finished runs least of all."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise UserError(f"text-peers: needs {error.name}. Install it: pip install '.[bench]'") from error
-
-
-def low_rank(net: Classifier, lr: float, seed: int, progress: Progress) -> Trainee:
+def low_rank(net: Classifier, lr: float, seed: int) -> Trainee:
     """LoRA of the package `peft`: matrices of rank 8 beside queries and values, and the classifier."""
-    peft = _needed("peft")
+    import peft  # needed by this method alone, and not by the report of finished runs
+
     names = [name.rpartition(".")[2] for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     chosen = [name for name in ATTENTION if name in names]
     config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=chosen, modules_to_save=["fc"])
@@ -48,15 +38,15 @@ def low_rank(net: Classifier, lr: float, seed: int, progress: Progress) -> Train
     return Trainee(model, torch.optim.AdamW(trained, lr=lr, weight_decay=0.0))
 
 
-def block_adam(net: Classifier, lr: float, seed: int, progress: Progress) -> Trainee:
+def block_adam(net: Classifier, lr: float, seed: int) -> Trainee:
     """BAdam of the package `badam`: one layer at a time, last to first, the classifier always, embeddings never.
 
     The classifier's moments start again with every layer, as those of all that the package trains. The first layer has
     one step fewer than the others.
     """
-    package = _needed("badam")
+    import badam  # as peft
 
-    class Quiet(package.BlockOptimizer):  # type: ignore[name-defined,misc]  # the package has no types
+    class Quiet(badam.BlockOptimizer):  # type: ignore[misc]  # the package has no types
         """Prints nothing when it goes to the next layer."""
 
         def switch_trainable_params(self, verbose: int | None = None) -> None:
@@ -111,7 +101,43 @@ class RandomLayers:
                     self._optimizer.state.pop(parameter, None)
 
 
-def random_layers(net: Classifier, lr: float, seed: int, progress: Progress) -> Trainee:
+def random_layers(net: Classifier, lr: float, seed: int) -> Trainee:
     """Random layers with AdamW."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.0)
     return Trainee(net, optimizer, RandomLayers(net, optimizer, seed).after_step)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A method of the comparison.
+
+    Args:
+        prepare: Makes the trainee.
+        rate: Multiplies all its candidates for the lr.
+        lr: The one that it has.
+    """
+
+    prepare: Prepare
+    rate: float = 1.0
+    lr: float = 0.0
+
+
+FULL, FROZEN, HALF = "full fine-tuning", "lower half frozen", "half fast, k = 5"
+METHODS = {
+    FULL: Peer(recipe()),
+    HALF: Peer(recipe(fast="half", k=5, slow_lr="per_gradient")),
+    FROZEN: Peer(recipe(trained="half")),
+    "LoRA": Peer(low_rank, LORA_RATE),
+    "BAdam": Peer(block_adam),
+    "random layers": Peer(random_layers),
+}
+
+
+def search(lr: float, trials: int) -> Search:
+    """Return as many learning rates for everyone, judged at equal seconds on training texts held out."""
+    return Search(
+        {name: [{"lr": lr * peer.rate * rate} for rate in RATES[:trials]] for name, peer in METHODS.items()},
+        trial=lambda name, options: f"lr {options['lr']:g}, {name}",
+        at="seconds",
+        score=lambda result: float(result["held out"]),
+    )

@@ -47,7 +47,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The recipe in words, without the optimizer, its lr and weight decay."""
+        """Return the recipe in words, without the optimizer, its lr and weight decay."""
         if self.fast is None:
             return WORDS[self.trained]
         words = [f"{FAST[self.fast]} fast, k = {self.k}"]
@@ -56,8 +56,8 @@ class Recipe:
         words += [WORDS[self.trained]] if self.trained != "all" else []
         return ", ".join(words)
 
-    def prepare(self, net: Classifier, seed: int = 0) -> Trainee:
-        """The optimizer over a freshly loaded network, whose frozen part no longer wants gradients."""
+    def prepare(self, net: Classifier) -> Trainee:
+        """Return the optimizer over a freshly loaded network, whose frozen part no longer wants gradients."""
         net.requires_grad_(False)
         parameters = net.parameters_of(self.trained)
         for parameter in parameters:
@@ -69,5 +69,5 @@ class Recipe:
             plain = torch.optim.SGD if self.optimizer == "SGD" else torch.optim.AdamW
             return Trainee(net, plain(parameters, **options))
         options |= {"k": self.k, "fast": net.part(self.fast), "slow_lr": self.slow_lr, "drift": self.drift}
-        two_rates = mrreg.MultirateSGD if self.optimizer == "SGD" else mrreg.MultirateAdamW
-        return Trainee(net, two_rates(parameters, **options))
+        multirate = mrreg.MultirateSGD if self.optimizer == "SGD" else mrreg.MultirateAdamW
+        return Trainee(net, multirate(parameters, **options))

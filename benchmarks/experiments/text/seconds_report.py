@@ -1,12 +1,15 @@
-"""What the report shows of fine-tuning at equal seconds."""
+"""The report of fine-tuning at equal seconds."""
+
+from collections.abc import Mapping
 
 from benchmarks.core import stats
 from benchmarks.core.records import Record
-from benchmarks.core.sections import Bars, Claim, Row, Section, gain, metric
+from benchmarks.core.sections import Row, Section, gain, metric
+from benchmarks.core.study_sections import Shown
 from benchmarks.experiments.text.seconds_points import COMPARED, FULL, HALF, HALF_FAST, PAPERS, POINTS, Point
 
 REFERENCE, FROZEN = Point(FULL).name, Point(HALF).name
-BEST = "two rates, best other point of the map"
+BEST, BEST_LABEL = "two rates, best other point of the map", "multirate, best other point of the map"
 LONG = "long budget, "
 SECONDS, EPOCHS = "equal seconds", "equal epochs"
 
@@ -19,7 +22,7 @@ NOTE = (
 
 
 def sections() -> tuple[Section, ...]:
-    """The comparisons at equal seconds and at equal epochs, the map, and what a step costs."""
+    """Return the comparisons at equal seconds and at equal epochs, the map, and the cost of a step."""
     return (
         _comparison(SECONDS, "", "equal seconds"),
         _comparison(EPOCHS, "", "equal epochs"),
@@ -32,35 +35,23 @@ def sections() -> tuple[Section, ...]:
 
 
 def _comparison(name: str, prefix: str, title: str) -> Section:
-    methods = (*COMPARED, BEST)
-    return Section(
-        "",
-        f"Fine-tuning on SST-2: {title}",
-        "%",
-        rows=tuple(Row(_label(method), metric(f"{prefix}{method}", name)) for method in methods),
-        claims=tuple(
-            Claim(f"{_label(method)}: better than {other}", gain(f"{prefix}{method}", f"{prefix}{other}", name))
-            for method in (Point(HALF_FAST).name, Point(PAPERS).name, BEST)
-            for other in (REFERENCE, FROZEN)
-        ),
-        plots=(Bars("dev accuracy [%]"),),
+    methods = {method: f"{prefix}{method}" for method in COMPARED} | {BEST_LABEL: f"{prefix}{BEST}"}
+    ours = (Point(HALF_FAST).name, Point(PAPERS).name, BEST_LABEL)
+    shown = Shown(
+        "Fine-tuning on SST-2", methods, [(method, other) for method in ours for other in (REFERENCE, FROZEN)],
         note=NOTE + "All 872 dev texts; seeds draw the order of the texts and the classifier.",
-        facts=lambda record: [*differences(record, name, prefix), *_chosen(record)],
-    )
+        facts=lambda record: [*_differences(record, name, methods), *_chosen(record)], ylabel="dev accuracy [%]",
+    )  # fmt: skip
+    return shown.section(title, name)
 
 
-def _label(method: str) -> str:
-    """Return a method's name in words; the record's name for the best point stays as it was saved."""
-    return "multirate, best other point of the map" if method == BEST else method
-
-
-def differences(record: Record, name: str, prefix: str = "") -> list[str]:
-    """Each method minus full fine-tuning and minus the frozen half, with intervals."""
+def _differences(record: Record, name: str, methods: Mapping[str, str]) -> list[str]:
+    """Return each method minus full fine-tuning and minus the frozen half, with intervals."""
     return [
-        stats.sentence(_label(method), other, values, "points")
+        stats.sentence(label, other, values, "points")
         for other in (REFERENCE, FROZEN)
-        for method in (*COMPARED, BEST)
-        if method != other and (values := gain(f"{prefix}{method}", f"{prefix}{other}", name)(record))
+        for label, method in methods.items()
+        if label != other and (values := gain(method, methods[other], name)(record))
     ]
 
 
@@ -69,22 +60,20 @@ def _chosen(record: Record) -> list[str]:
     return [f"Best other point of the map: {', '.join(recipes)}."] if recipes else []
 
 
+def _rows(name: str) -> tuple[Row, ...]:
+    return tuple(Row(point, metric(f"map, {point}", name)) for point in POINTS)
+
+
 def _map(name: str) -> Section:
     return Section(
-        "",
-        f"Map of recipes at equal seconds, {name} budget",
-        "%",
-        digits=1,
-        rows=tuple(Row(point, metric(f"map, {point}", name)) for point in POINTS),
+        "", f"Map of recipes at equal seconds, {name} budget", "%", digits=1, rows=_rows(name),
         note=NOTE + "One seed, on 400 training texts held out (standard error about two points): for choosing only.",
-    )
+    )  # fmt: skip
 
 
 def _costs() -> Section:
     return Section(
-        "",
-        "What a fine-tuning step costs: full fine-tuning with AdamW, batch 16, = 1",
-        center="median",
-        rows=tuple(Row(point, metric(f"map, {point}", "relative cost")) for point in POINTS),
+        "", "Cost of a fine-tuning step: full fine-tuning with AdamW, batch 16, = 1", center="median",
+        rows=_rows("relative cost"),
         note="CPU seconds of one thread, mean over ten steps (whole cycles), median of the rounds.",
-    )
+    )  # fmt: skip

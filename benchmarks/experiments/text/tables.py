@@ -1,4 +1,4 @@
-"""Fine-tuning a text encoder with two rates (the paper's figure 7 and tables 1, 2, A3 and A4).
+"""Multirate fine-tuning of a text encoder (the paper's figure 7 and tables 1, 2, A3 and A4).
 
 `gpu` and `paper` take DistilBERT and whole GLUE tasks from the hub; `cpu` a smaller encoder and a part of the texts.
 """
@@ -10,12 +10,13 @@ import torch
 
 from benchmarks.core.records import Result
 from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.core.training import Plan, fit
 from benchmarks.experiments.text import data as text_data
 from benchmarks.experiments.text import encoder as text_model
-from benchmarks.experiments.text.data import Task, batches
+from benchmarks.experiments.text.data import Task
 from benchmarks.experiments.text.recipes import Recipe
 from benchmarks.experiments.text.tables_report import FIGURE, METHODS, name, sections
-from benchmarks.experiments.text.training import accuracy, train
+from benchmarks.experiments.text.training import loop
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Job:
 
     setting: Setting
     recipe: Recipe
-    curve: bool  # whether to evaluate after every epoch, or after the last only
+    curve: bool  # evaluate after every epoch, not after the last only
 
 
 def runs(config: TextConfig) -> list[Run]:
@@ -140,19 +141,21 @@ def execute(config: TextConfig, run: Run, context: Context) -> Sequence[Result]:
     job: Job = run.options
     setting = job.setting
     whole = text_data.load(setting.name, config.encoder, setting.longest, context.data_dir, config.pool)
-    task = part_of(whole, setting, seed)
+    task = part_of(whole, setting, seed).to(context.device)
     net = text_model.encoder(config.encoder, task.classes, seed).to(context.device)
-    trainee = job.recipe.prepare(net)
-    drawn = batches(task.train.to(context.device), setting.batch, torch.Generator().manual_seed(seed))
-    dev = task.dev.to(context.device)
-    curve: list[float] = []
-    seconds: list[float] = []
-    for epoch in context.track(range(1, setting.epochs + 1), run.key):
-        spent = train(trainee, drawn, len(task.train) // setting.batch)
-        seconds.append(spent + (seconds[-1] if seconds else 0.0))
-        if job.curve or epoch == setting.epochs:
-            curve.append(accuracy(net, dev))
-    return [{"accuracy": curve[-1], "seconds": seconds[-1], "accuracy per epoch": curve, "seconds per epoch": seconds}]
+    training = loop(job.recipe.prepare(net), task.train, setting.batch, seed, {"test": task.dev})
+    epoch = len(task.train) // setting.batch
+    ends = [epoch * done for done in range(1, setting.epochs + 1)]
+    curve = fit(training, Plan(ends if job.curve else ends[-1:], ("test",)), context.device)
+    accuracy, seconds = list(curve.values["test"].values()), list(curve.times.values())
+    return [
+        {
+            "accuracy": accuracy[-1],
+            "seconds": seconds[-1],
+            "accuracy per epoch": accuracy,
+            "seconds per epoch": seconds,
+        }
+    ]
 
 
 def part_of(task: Task, setting: Setting, seed: int) -> Task:

@@ -11,12 +11,13 @@ from torch.nn import functional as F
 
 from benchmarks.core.errors import UserError
 from benchmarks.data import mnist as mnist_data
+from benchmarks.data.cifar import IMAGES as CIFAR_IMAGES
 from benchmarks.data.cifar import cifar10
 from benchmarks.data.locate import locate
 
 Name = Literal["cifar10", "cifar100", "mnist"]
 TITLES: dict[Name, str] = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST"}
-IMAGES: dict[Name, int] = {"cifar10": 50_000, "cifar100": 50_000, "mnist": 60_000}  # to train on
+IMAGES: dict[Name, int] = {"cifar10": CIFAR_IMAGES, "cifar100": 50_000, "mnist": 60_000}  # to train on
 CLASSES: dict[Name, int] = {"cifar10": 10, "cifar100": 100, "mnist": 10}
 FILES_100 = ("cifar-100-python/train", "cifar-100-python/test")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, between 0 and 1

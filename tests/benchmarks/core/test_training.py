@@ -127,9 +127,16 @@ def test_an_epoch_is_every_example_once_in_a_new_order(short: bool) -> None:
     assert seen == labels()
 
 
+def noisy(seed: int) -> Batches:
+    """Batches whose augmentation draws from the generator of their order."""
+    generator = torch.Generator().manual_seed(seed)
+    return Batches(shuffled(20, 4), lambda index: (torch.rand(4, generator=generator), index), generator)
+
+
+@pytest.mark.parametrize("make", [batches, noisy])
 @pytest.mark.parametrize("taken", range(12))
-def test_batches_go_on_where_they_were(taken: int) -> None:
-    first, second = batches(1), batches(2)
+def test_batches_go_on_where_they_were(make: Callable[[int], Batches], taken: int) -> None:
+    first, second = make(1), make(2)
     list(islice(first, taken))
     second.load_state_dict(first.state_dict())
     for (x, _), (z, _) in islice(zip(first, second, strict=True), 12):

@@ -1,5 +1,6 @@
 """The biases benchmark: its networks, its augmentation, its pairing."""
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_paper_preset_is_resnet34_with_the_small_stem() -> None:
 @pytest.mark.parametrize("method", biases.METHODS)
 def test_only_the_last_bias_is_slow(method: str) -> None:
     net = biases.resnet((1, 1), 2)
-    groups = biases.optimizer(method, net, momentum=0.9).param_groups
+    groups = biases.optimizer(biases.METHODS[method], net, momentum=0.9).param_groups
     slow = [p for group in groups if group.get("period", 1) == biases.K for p in group["params"]]
     assert [id(p) for p in slow] == ([id(net.get_parameter("fc.bias"))] if "multirate" in method else [])
     assert sum(len(group["params"]) for group in groups) == len(list(net.parameters()))
@@ -66,30 +67,13 @@ def test_augmented_images_are_crops_of_the_padded_ones_flipped_or_not() -> None:
 def test_every_epoch_is_all_images_once_and_follows_from_the_seed(augmented: bool) -> None:
     data = images(biases.BATCH + 3)
     first, again = (
-        list(biases.batches(data, augmented, torch.Generator().manual_seed(5))) for _ in range(2)
+        list(islice(biases.batches(data, augmented, torch.Generator().manual_seed(5)), 2)) for _ in range(2)
     )  # fmt: skip
     assert [len(y) for _, y in first] == [biases.BATCH, 3]
     assert torch.equal(torch.cat([y for _, y in first]).sort().values, data.y.sort().values)
     for one, two in zip(first, again, strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[1], two[1])
-
-
-def test_accuracy_leaves_training_mode_and_statistics_alone() -> None:
-    norm = nn.BatchNorm2d(3)
-    net = nn.Sequential(norm, nn.Flatten(), nn.Linear(3 * 32 * 32, 10))
-    before = norm.state_dict()["running_mean"].clone()
-    biases.accuracy(net, images(7))
-    assert torch.equal(before, norm.state_dict()["running_mean"])
-    assert norm.training
-
-
-def test_accuracy_counts_the_right_ones() -> None:
-    class Says(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.one_hot(torch.zeros(len(x), dtype=torch.long), 10).float()
-
-    assert biases.accuracy(Says(), images(20)) == 10.0  # two of twenty are of class 0
 
 
 @pytest.mark.data

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.masks import batch, loss_of, masks, mlp, same_bits, train
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import mrreg
@@ -116,3 +116,33 @@ def test_export() -> None:
     model = mlp().eval()
     exported = torch.export.export(model, (batch(0),)).module()
     assert torch.allclose(exported(batch(1)), model(batch(1)))
+
+
+class Repeated(nn.Module):
+    """Applies one layer three times, under three names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([layer, layer, layer])
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (*self.layers, self.tied):
+            x = torch.tanh(layer(x))
+        return x
+
+
+def test_a_layer_under_several_names_keeps_its_parameter() -> None:
+    torch._dynamo.reset()
+    model = mrreg.MultirateMask(Repeated(), p=0.5, k=3)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    x = torch.randn(2, 4)
+    expected = model(x)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x), expected)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert after.keys() == before.keys()
+    assert all(after[name] is p for name, p in before.items())

@@ -70,7 +70,7 @@ def test_optimizers_that_cannot_drive_are_refused(make: Any, kind: type[Exceptio
     ("model", "seed", "kind", "says"),
     [
         (None, 0, TypeError, "model must be an nn.Module, got None"),
-        (plain_mlp(), 0, ValueError, "model must be a module that contains a MultirateMask, got 'Sequential'"),
+        (plain_mlp(), 0, ValueError, "model must be a module with a mask, got 'Sequential'"),
         (mlp(), -1, ValueError, "seed must be a whole number, at least 0, got -1"),
         (mlp(), 0.5, TypeError, "seed must be a whole number.*got 0.5"),
         (mlp(), None, TypeError, "seed must be a whole number.*got None"),

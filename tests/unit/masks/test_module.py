@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from collections.abc import Container, Iterable, Sized
 from typing import Any
 
 import numpy as np
@@ -145,19 +146,25 @@ def test_attributes_of_the_module_are_reachable() -> None:
 
 def test_layers_of_a_container_are_reachable() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    mask = mrreg.MultirateMask(layers, structure="hidden")
+    mask: Any = mrreg.MultirateMask(layers, structure="hidden")
     assert mask[0] is layers[0]
     assert mask[-1] is layers[2]
     assert list(mask) == list(layers)
-    with pytest.raises(TypeError, match="not subscriptable"):
-        mrreg.MultirateMask(nn.Linear(3, 2))[0]
     assert len(mask) == 3
-    with pytest.raises(TypeError, match=r"'Linear' has no len"):
-        len(mrreg.MultirateMask(nn.Linear(3, 2)))
-    assert mrreg.MultirateMask(nn.Linear(3, 2))  # as every layer is true
-    named = mrreg.MultirateMask(nn.ModuleDict({"a": nn.Linear(3, 2)}))
+    assert repr(mask).startswith("MultirateMask(")
+    named: Any = mrreg.MultirateMask(nn.ModuleDict({"a": nn.Linear(3, 2)}))
     assert list(named) == ["a"]
     assert "a" in named
+
+
+def test_a_mask_of_a_layer_is_no_container() -> None:
+    mask: Any = mrreg.MultirateMask(nn.Linear(3, 2))
+    assert not isinstance(mask, Iterable | Sized | Container)
+    assert mask  # as every layer is true
+    with pytest.raises(TypeError, match="not subscriptable"):
+        mask[0]
+    with pytest.raises(TypeError, match="has no len"):
+        len(mask)
 
 
 def test_attributes_of_the_module_are_set_there() -> None:

@@ -20,13 +20,6 @@ def patched(count: int) -> patches_data.Patched:
     return patches_data.training_set(data, patterns, torch.Generator().manual_seed(0))
 
 
-def test_every_epoch_has_full_batches_of_different_images() -> None:
-    order = patches.batches(10, 4, torch.Generator().manual_seed(0))
-    for _ in range(5):
-        epoch = torch.cat([next(order), next(order)])
-        assert len(set(epoch.tolist())) == 8
-
-
 @pytest.mark.parametrize("preset", patches.PRESETS)
 def test_copies_are_evaluated_when_they_have_just_been_merged(preset: str) -> None:
     config = patches.PRESETS[preset]
@@ -38,7 +31,7 @@ def test_every_row_of_a_preset_is_measured_there() -> None:
     for preset, config in patches.PRESETS.items():
         (section,) = [each for each in patches.SECTIONS if each.presets and preset in each.presets]
         assert [row.label for row in section.rows] == [f"{s}: {m}" for s in patches_data.SETS for m in config.methods]
-        assert {run.method for run in patches.runs(config)} == set(config.methods)
+        assert {run.method for run in patches.STUDY.runs(config)} == set(config.methods)
 
 
 def test_statistics_are_those_of_training_images_alone() -> None:
@@ -48,16 +41,6 @@ def test_statistics_are_those_of_training_images_alone() -> None:
     patches.fit_statistics(net, data, 30)
     mean = data.batch(torch.arange(30))[0].mean((0, 2, 3))
     torch.testing.assert_close(net.state_dict()["0.running_mean"], mean)
-
-
-def test_accuracy_counts_the_right_ones_and_returns_to_training() -> None:
-    class Says(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return nn.functional.one_hot(torch.full((len(x),), 3), 10).float()
-
-    net = Says()
-    assert patches.accuracy(net, patched(40)) == 10.0
-    assert net.training
 
 
 @pytest.mark.data

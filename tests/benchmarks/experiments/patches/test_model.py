@@ -1,13 +1,15 @@
 """The WideResNet, and the merged pair of networks against a literal loop."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.experiments.patches.model import Composite, Single, wide_resnet
+from benchmarks.core.training import Loop
+from benchmarks.experiments.patches.model import Copies, optimizer, sum_of_losses, wide_resnet
 
 LR, K, MOMENTUM, DECAY = 0.02, 3, 0.9, 0.01
 
@@ -30,6 +32,12 @@ def problem() -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
     return net, batches
 
 
+def training(net: nn.Module, batches: list[tuple[Tensor, Tensor]], period: int) -> Loop:
+    copies = Copies(net, K, period)
+    both = optimizer(copies, LR, MOMENTUM, DECAY)
+    return Loop(copies, both, iter(batches), loss=sum_of_losses, after=copies.after_step)
+
+
 def gradient(net: nn.Module, at: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
     names = [name for name, _ in net.named_parameters()]
     leaves = [value.clone().requires_grad_() for value in at]
@@ -45,7 +53,8 @@ def test_both_copies_equal_a_literal_loop_after_every_step(each_step: bool) -> N
     plain = deepcopy(net)  # in training mode, so its running statistics do not matter
     fast, slow = ([p.detach().clone() for p in net.parameters()] for _ in range(2))
     p_fast, p_slow = ([torch.zeros_like(p) for p in fast] for _ in range(2))
-    pair = Composite(net, LR, K, MOMENTUM, DECAY, each_step=each_step)
+    pair = training(net, batches, 1 if each_step else K)
+    copies: Any = pair.model
     slow_lr = K * LR if each_step else LR
     for t, (x, y) in enumerate(batches):
         g_fast, g_slow = gradient(plain, fast, x, y), gradient(plain, slow, x, y)
@@ -57,31 +66,30 @@ def test_both_copies_equal_a_literal_loop_after_every_step(each_step: bool) -> N
             slow[i] = slow[i] - slow_lr * p_slow[i]
             if (t + 1) % K == 0:
                 fast[i] = slow[i] = (fast[i] + slow[i]) / 2
-        pair.step(pair.loss(x, y))
-        for ours, theirs in ((pair.net, fast), (pair.slow, slow)):
+        pair.step()
+        for ours, theirs in ((copies.net, fast), (copies.slow, slow)):
             for got, want in zip(ours.parameters(), theirs, strict=True):
                 torch.testing.assert_close(got.detach(), want, atol=1e-13, rtol=1e-13)
 
 
 def test_the_slow_copy_computes_once_a_cycle() -> None:
     net, batches = problem()
-    pair = Composite(net, LR, K, MOMENTUM, DECAY)
-    calls = []
-    pair.slow.register_forward_hook(lambda *_: calls.append(pair.done))
-    for x, y in batches:
-        pair.step(pair.loss(x, y))
+    pair = training(net, batches, K)
+    copies: Any = pair.model
+    calls: list[int] = []
+    copies.slow.register_forward_hook(lambda *_: calls.append(copies.done))
+    for _ in batches:
+        pair.step()
     assert calls == [0, K, 2 * K, 3 * K]
 
 
-def test_one_network_is_plain_sgd() -> None:
+def test_the_merged_network_is_evaluated_and_the_cycle_is_saved() -> None:
     net, batches = problem()
-    other = deepcopy(net)
-    single = Single(net, LR, MOMENTUM, DECAY)
-    sgd = torch.optim.SGD(other.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    for x, y in batches:
-        single.step(single.loss(x, y))
-        sgd.zero_grad()
-        F.cross_entropy(other(x), y).backward()  # type: ignore[no-untyped-call]
-        sgd.step()
-    for got, want in zip(net.parameters(), other.parameters(), strict=True):
-        assert torch.equal(got, want)
+    pair = training(net, batches, K)
+    for _ in range(K + 1):
+        pair.step()
+    other = training(problem()[0], batches, K)
+    other.model.load_state_dict(pair.model.state_dict())
+    x = batches[0][0]
+    torch.testing.assert_close(other.model.eval()(x), net.eval()(x))
+    assert len(pair.model.train()(x)) == len(other.model.train()(x)) == 1

@@ -1,17 +1,13 @@
 """The classifier's parts, and one training loop for every method."""
 
-import itertools
-
 import pytest
 import torch
-from torch import nn
 
-import mrreg
 from benchmarks.core.errors import UserError
 from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text.data import Texts
 from benchmarks.experiments.text.encoder import Classifier
-from benchmarks.experiments.text.training import Trainee, accuracy, costs, one_step, train
+from benchmarks.experiments.text.training import Trainee, by_length, loop
 
 
 @pytest.fixture
@@ -58,43 +54,25 @@ def test_an_unknown_encoder_is_refused() -> None:
         text_model.tokenizer("bert")
 
 
-def test_training_learns_and_is_watched_where_asked(net: Classifier) -> None:
+def test_training_learns(net: Classifier) -> None:
     data = texts()
-    trainee = Trainee(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
-    seen: list[int] = []
-    seconds = train(trainee, itertools.repeat(batch(data)), 20, seen.append, at=(1, 7, 20))
-    assert seen == [1, 7, 20]
-    assert seconds > 0
-    assert accuracy(net, data) == 100
+    training = loop(Trainee(net, torch.optim.AdamW(net.parameters(), lr=1e-2)), data, 4, 0, {"test": data})
+    for _ in range(20):
+        training.step()
+    assert training.evaluate("test") == 100
 
 
-def test_accuracy_counts_the_right_ones() -> None:
-    class Says(nn.Module):
-        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return torch.tensor([[1.0, 0.0]]).expand(len(ids), 2)
-
-    assert accuracy(Says(), texts(200)) == 50
+def test_texts_are_evaluated_by_length_each_once() -> None:
+    drawn = list(by_length(texts(200)))
+    lengths = [int(n) for _, mask, _ in drawn for n in mask.sum(1)]
+    assert lengths == sorted(texts(200).length.tolist())
+    assert all(mask.shape[1] == int(mask.sum(1).max()) for _, mask, _ in drawn)
 
 
 def test_after_is_called_once_a_step(net: Classifier) -> None:
     calls: list[int] = []
     trainee = Trainee(net, torch.optim.SGD(net.fc.parameters(), lr=0.1), lambda: calls.append(1))
-    train(trainee, itertools.repeat(batch(texts())), 3)
+    training = loop(trainee, texts(), 4, 0, {})
+    for _ in range(3):
+        training.step()
     assert len(calls) == 3
-
-
-def test_costs_are_of_whole_cycles_and_tell_cheap_steps_from_dear_ones() -> None:
-    def trainee(k: int) -> Trainee:
-        net = text_model.encoder("tiny", 2, 0)
-        return Trainee(net, mrreg.MultirateSGD(net.parameters(), lr=0.1, k=k, fast=net.fc))
-
-    wide = batch(Texts(torch.full((64, 32), 3), torch.full((64,), 32), torch.arange(64) % 2))
-    makers = {"full": lambda: trainee(1), "k = 5": lambda: trainee(5)}
-    found = costs(makers, dict.fromkeys(makers, [wide] * 5), rounds=3)
-    assert 0 < found["k = 5"] < found["full"]
-
-
-def test_a_step_is_timed_by_the_process_on_cpu(net: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = iter((2.0, 5.0))
-    monkeypatch.setattr("benchmarks.experiments.text.training.time.process_time", lambda: next(ticks))
-    assert one_step(Trainee(net, torch.optim.SGD(net.parameters(), lr=0.1)), batch(texts())) == 3.0

@@ -1,0 +1,1 @@
+"""Callbacks for trainers, one module for each: importing this package imports none of them."""

@@ -1,0 +1,53 @@
+"""Checks of what a mask is built from."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
+from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.masks.targets import STRUCTURES
+from mrreg.masks.wrapper import Wrapper
+from mrreg.module_utils import check_materialized
+
+WHERE = "MultirateMask"
+
+
+def _check_bool(rescale: object) -> bool:
+    if not isinstance(rescale, bool):
+        raise invalid_argument(TypeError, WHERE, "rescale", "True or False", rescale)
+    return rescale
+
+
+CHANGEABLE: dict[str, Callable[[Any], Any]] = {  # options that may change while training, with their check
+    "p": lambda p: check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1),
+    "k": lambda k: check_int(WHERE, "k", k),
+    "rescale": _check_bool,
+}
+
+
+def check_boost(boost: object) -> float:
+    """Return the factor of the slow step as a float."""
+    return check_number(WHERE, "boost", boost, "finite, at least 0", lambda boost: 0 <= boost < float("inf"))
+
+
+def check_structure(structure: object) -> None:
+    """Refuse what is not one of the structures."""
+    if not isinstance(structure, str) or structure not in STRUCTURES:
+        kind = ValueError if isinstance(structure, str) else TypeError
+        raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
+
+
+def check_module(module: object) -> None:
+    """Refuse what is no module, has no shape yet, or has something inside that a mask cannot be around."""
+    if not isinstance(module, nn.Module):
+        raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
+    check_materialized(WHERE, "module", module)
+    for name, inner in module.named_modules():
+        if is_fully_sharded(inner):
+            rule = "without fully_shard inside"
+            raise invalid_argument(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
+        if isinstance(inner, Wrapper):
+            rule = "without masks inside"
+            raise invalid_argument(ValueError, WHERE, "module", rule, name or WHERE, "Masks do not nest.")

@@ -1,0 +1,181 @@
+"""Forwards of a thin model: modules show the kept entries of their tensors to the thread that runs the forward."""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, nullcontext
+from threading import get_ident
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
+
+from mrreg.distributed.sharding import is_sharded
+from mrreg.errors import invalid_state
+from mrreg.masks.checkpoint_guard import CheckpointGuard
+from mrreg.masks.thin_mask import WHERE, ThinMask, ThinTensor
+
+Forward = Callable[..., Any]
+
+
+class ThinForward:
+    """One masked forward: the tensors it has gathered, and what modules show in the place of their own.
+
+    A tensor is gathered when it is first read: before that, FSDP may hold it in pieces.
+    """
+
+    def __init__(self, mask: ThinMask, model: nn.Module) -> None:
+        self._mask, self._model = mask, model
+        self.thread = get_ident()
+        self._guard = CheckpointGuard()
+        self._gathered: dict[ThinTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
+        self._tables: list[ThinTable] = []
+        self._attributes: list[tuple[dict[str, Any], str, Any]] = []
+
+    def show(self, tensor: ThinTensor, value: Tensor) -> Tensor:
+        """Return the kept entries of a parameter or buffer."""
+        self._guard.note_read()
+        found = self._gathered.get(tensor)
+        if found is not None and found[0] is value:
+            return found[1]
+        if is_sharded(value):
+            remedy = "Apply fully_shard to modules that the forward calls."
+            raise invalid_state(WHERE, f"{tensor.name!r} is still sharded in the forward", remedy)
+        small = tensor.gather(value)
+        if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
+            small.__dict__.update(attributes)
+        self._gathered[tensor] = value, small
+        return small
+
+    def check(self, output: Any) -> None:
+        """Raise if a reentrant checkpoint inside the forward has read kept entries."""
+        self._guard.check_output(output, (small for _, small in self._gathered.values()))
+
+    def __enter__(self) -> Self:
+        self._mask.running = self
+        for module, kind, tensors in self._mask.places(self._model):
+            self._tables.append(ThinTable(module, kind, tensors, self))
+        self._set_attributes()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mask.running = None
+        self._reset_attributes()
+        for table in self._tables:
+            table.restore()
+        with torch.no_grad():
+            for tensor, (whole, small) in self._gathered.items():
+                if not isinstance(whole, nn.Parameter):  # BatchNorm has moved the statistics of kept channels
+                    tensor.entries(whole).put(small, whole)
+
+    def _set_attributes(self) -> None:
+        for attributes, name, value in self._mask.attributes(self._model):
+            self._attributes.append((attributes, name, attributes[name]))
+            attributes[name] = value
+
+    def _reset_attributes(self) -> None:
+        while self._attributes:
+            attributes, name, value = self._attributes.pop()
+            attributes[name] = value
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Show everything whole to a plain forward that this one contains."""
+        thread, self.thread = self.thread, 0
+        self._reset_attributes()
+        try:
+            yield
+        finally:
+            self.thread = thread
+            self._set_attributes()
+
+
+class ThinTable(MutableMapping[str, Any]):
+    """Stands for `_parameters` or `_buffers` of a module: the thread of a masked forward reads kept entries by name.
+
+    Whoever lists the table (state_dict, optimizers, copies), and every other thread, gets the whole tensors.
+    """
+
+    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, ThinTensor], forward: ThinForward) -> None:
+        self.whole: Any = module.__dict__[kind]
+        self._module, self._kind, self._tensors, self._forward = module, kind, tensors, forward
+        module.__dict__[kind] = self
+
+    def restore(self) -> None:
+        """Give the module its own table back."""
+        self._module.__dict__[self._kind] = self.whole
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.whole[name]
+        if name in self._tensors and self._forward.thread == get_ident():
+            return self._forward.show(self._tensors[name], value)
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.whole[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.whole[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.whole
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.whole)
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def items(self) -> Any:
+        """Whole tensors, with their names."""
+        return self.whole.items()
+
+    def values(self) -> Any:
+        """Whole tensors."""
+        return self.whole.values()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.whole),)
+
+
+def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
+    masked = mask._masking and model.training
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return _run_traced(mask, model, forward, args, kwargs) if masked else forward(model, *args, **kwargs)
+    running = mask.running
+    if running is not None and running.thread == get_ident():
+        if masked:
+            return forward(model, *args, **kwargs)
+        with running.paused():
+            return forward(model, *args, **kwargs)
+    if not masked:
+        with mask.lock if mask.overrides else nullcontext():
+            return forward(model, *args, **kwargs)
+    if "_is_replica" in vars(model):
+        problem = "nn.DataParallel copies the model at every forward, and copies cannot leave units out"
+        raise invalid_state(WHERE, problem, "Use DistributedDataParallel.")
+    mask._forward_ran.masked = True
+    with mask.lock, ThinForward(mask, model) as running:
+        output = forward(model, *args, **kwargs)
+        running.check(output)
+        return output
+
+
+def _run_traced(
+    mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
+    mask._forward_ran.masked = True
+    whole = {tensor.name: tensor.of(model) for tensor in mask.tensors.values()}
+    small = {tensor.name: tensor.gather(whole[tensor.name]) for tensor in mask.tensors.values()}
+    before = [(attributes, name, attributes[name]) for attributes, name, _ in mask.attributes(model)]
+    for attributes, name, value in mask.attributes(model):
+        attributes[name] = value
+    with _reparametrize_module(model, small, tie_weights=True):
+        output = forward(model, *args, **kwargs)
+    for attributes, name, value in before:
+        attributes[name] = value
+    for tensor in mask.tensors.values():
+        if not isinstance(whole[tensor.name], nn.Parameter):
+            tensor.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
+    return output

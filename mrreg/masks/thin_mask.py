@@ -1,0 +1,216 @@
+"""The units of a network that are absent from masked steps: their draw, and the parts of parameters that are kept."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mrreg.distributed.sharding import is_sharded, window
+from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.masks.base import CyclicMask, ForwardRan
+from mrreg.masks.kept_entries import KeptEntries, gather
+from mrreg.masks.masked_tensor import ReusableBuffer
+from mrreg.masks.sampling import draw_kept
+from mrreg.masks.slots import AttributeOverride, UnitGroup
+
+WHERE = "thin"
+NAME = "_thin_mask"  # under which a thin model has its mask
+
+
+class ThinTensor:
+    """One parameter or buffer that holds units, and the positions of those that are kept.
+
+    Args:
+        name: Its dotted name.
+        cuts: For each dimension that counts units the group and the positions of each unit, (units, entries).
+        scale: Factor of the kept entries in masked forwards.
+    """
+
+    def __init__(self, name: str, cuts: Mapping[int, tuple[UnitGroup, Tensor]], scale: float) -> None:
+        self.name, self.cuts, self.scale = name, cuts, scale
+        self.gradients = ReusableBuffer()
+        self._kept: dict[int, Tensor] = {}
+        self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
+
+    def of(self, model: nn.Module) -> Tensor:
+        """Return what stands under the name in a model."""
+        path, _, leaf = self.name.rpartition(".")
+        module: Any = model.get_submodule(path)
+        found: Tensor = (module._parameters if leaf in module._parameters else module._buffers)[leaf]
+        return found
+
+    def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
+        """Take over the kept units of each group."""
+        self._entries = {}
+        self._kept = {
+            dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in self.cuts.items()
+        }
+        whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
+        self._whole = KeptEntries(whole, self._kept, value.device)
+
+    def entries(self, value: Tensor) -> KeptEntries:
+        """Positions of the kept entries; of a sharded tensor, those in the part that this rank has."""
+        if torch.compiler.is_compiling():
+            return self._whole
+        sharded = is_sharded(value)
+        size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
+        here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
+        key = here.shape, here.stride(), here.device, start
+        found = self._entries.get(key)
+        if found is None:
+            kept = {}
+            for dim, indices in self._kept.items():
+                inside = (indices >= start[dim]) & (indices < start[dim] + size[dim])
+                kept[dim] = indices[inside] - start[dim]
+            found = self._entries[key] = KeptEntries(here, kept, here.device)
+        return found
+
+    def gather(self, value: Tensor) -> Tensor:
+        """What stands for the parameter or buffer in a masked forward.
+
+        The model's inputs come whole, so the columns that read absent ones stay, at zero.
+        """
+        small = gather(value, self.entries(value), self.scale, self.gradients)
+        for dim, (group, _) in self.cuts.items():
+            if group.kind == "inputs":
+                shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
+                small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
+        return small
+
+
+Place = tuple[nn.Module, str, dict[str, ThinTensor]]
+
+
+class ThinMask(CyclicMask):
+    """The mask of a thin model: groups of units, of which some are absent on all but the last step of a cycle.
+
+    Args:
+        model: The model with the groups.
+        groups: Which units belong together, and how many are kept.
+        overrides: Counts of units that modules have as attributes, and their values while units are absent.
+        k: Optimizer steps per cycle.
+        boost: Factor of the slow step; None means k.
+        rescale: Multiply what consumers read of the kept units by units / kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        groups: Iterable[UnitGroup],
+        overrides: Iterable[AttributeOverride],
+        k: int,
+        boost: float | None,
+        rescale: bool,
+    ) -> None:
+        self.groups, self.overrides, self.rescale = tuple(groups), tuple(overrides), rescale
+        self.k = check_int(WHERE, "k", k)
+        self.boost = boost
+        self.tensors = _tensors(self.groups, rescale)
+        self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
+        self.running: Any = None  # the masked forward that holds the lock
+        self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
+        self.lock = RLock()  # of masked forwards, which change attributes that other threads read
+        self._detach()
+
+    @property
+    def boost(self) -> float:
+        """Factor of the slow step; k unless it was given."""
+        return self.k if self._boost is None else self._boost
+
+    @boost.setter
+    def boost(self, boost: float | None) -> None:
+        valid = "finite, at least 0"
+        self._boost = (
+            None if boost is None else check_number(WHERE, "boost", boost, valid, lambda b: 0 <= b < float("inf"))
+        )
+
+    @property
+    def p(self) -> float:  # type: ignore[override]
+        """The largest share of units that a group loses."""
+        return max((1 - group.kept / group.units for group in self.groups), default=0.0)
+
+    def places(self, model: nn.Module) -> list[Place]:
+        """The modules that have thin tensors, each with its table of them and their names in it; tied ones too."""
+        if self._places is None or self._places[0]() is not model:
+            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values()}
+            places = []
+            for module, kind in product(model.modules(), ("_parameters", "_buffers")):
+                found = {name: thin[id(value)] for name, value in module.__dict__[kind].items() if id(value) in thin}
+                if found:
+                    places.append((module, kind, found))
+            self._places = weakref.ref(model), places
+        return self._places[1]
+
+    def attributes(self, model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+        """Where attributes change for a masked forward: in which dictionary, name, value."""
+        return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
+
+    def _root(self) -> nn.Module:
+        model = self._model()
+        assert model is not None
+        return model
+
+    def _masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        model = self._root()
+        for name, tensor in self.tensors.items():
+            if isinstance(found := tensor.of(model), nn.Parameter):
+                yield name, found
+
+    def _draws(self) -> int:
+        return len(self.groups)
+
+    def _draw(self, seed: int, first: int, cycle: int) -> None:
+        """Draw the units that are kept in a cycle."""
+        model, cpu = self._root(), torch.device("cpu")
+        kept = {
+            group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
+            for index, group in enumerate(self.groups, first)
+        }
+        for tensor in self.tensors.values():
+            tensor.draw(kept, tensor.of(model))
+
+    def _clear_mask(self) -> None:
+        self._drawn = None
+
+    def _detach(self) -> None:
+        """Become dense and undriven."""
+        self._masking = self._attached = self._warned = False
+        self._forward_ran = ForwardRan()
+        self._clear_mask()
+
+    def forget(self) -> None:
+        """Have no groups, whatever still drives the mask."""
+        self._detach()
+        self.groups, self.tensors = (), {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
+        return ThinMask, (None, self.groups, self.overrides, self.k, self._boost, self.rescale)
+
+
+def thin_mask(model: nn.Module) -> ThinMask | None:
+    """Return the mask of a thin model; a copy of a model gets to know its own here."""
+    mask: ThinMask | None = vars(model).get(NAME)
+    if mask is not None and mask._model() is not model:
+        mask._model = weakref.ref(model)
+    return mask
+
+
+def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTensor]:
+    """Collect what the groups that lose units have in each parameter and buffer."""
+    cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
+    scales: dict[str, float] = {}
+    for group in groups:
+        for slot in group.slots if group.kept < group.units else ():
+            if slot.dim in cuts.setdefault(slot.name, {}):
+                raise invalid_argument(
+                    ValueError, WHERE, "groups", f"one for dimension {slot.dim} of {slot.name!r}", group.name
+                )
+            cuts[slot.name][slot.dim] = group, slot.indices
+            factor = group.units / group.kept if rescale and slot.role == "consumer" else 1.0
+            scales[slot.name] = scales.get(slot.name, 1.0) * factor
+    return {name: ThinTensor(name, found, scales[name]) for name, found in cuts.items()}

@@ -1,0 +1,95 @@
+"""Make a model thin in place: its class stays for whoever asks, and its forward leaves absent units out."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from mrreg.errors import invalid_argument, invalid_state
+from mrreg.masks import thin_call
+from mrreg.masks.attention import MultiheadAttention
+from mrreg.masks.slots import AttributeOverride, UnitGroup
+from mrreg.masks.thin_mask import NAME, WHERE, ThinMask
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def install(
+    model: Model,
+    groups: Iterable[UnitGroup],
+    overrides: Iterable[AttributeOverride] = (),
+    *,
+    k: int = 5,
+    boost: float | None = None,
+    rescale: bool = True,
+) -> Model:
+    """Make a model thin, in place, and return it.
+
+    Its class becomes a subclass of the same name in which only `forward` differs, so that `isinstance`, the state dict,
+    names of parameters and methods that call the forward are as before.
+
+    Args:
+        model: A module that is not thin.
+        groups: Which units are absent together, and how many are kept.
+        overrides: Counts of units that modules have as attributes, and their values while units are absent.
+        k: Optimizer steps per cycle, at least 1.
+        boost: Factor of the slow step; None means k.
+        rescale: Multiply what consumers read of the kept units by units / kept on masked steps.
+
+    Raises:
+        ValueError: If the model is thin already, has a forward of its own beside its class's, or is compiled.
+    """
+    if NAME in vars(model):
+        raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
+    if "forward" in vars(model) or isinstance(model, (torch.jit.ScriptModule, nn.DataParallel)):
+        rule, remedy = "a module whose class defines its forward", "Make it thin before anything replaces its forward."
+        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
+    mask = ThinMask(model, groups, overrides, k, boost, rescale)
+    vars(model)[NAME] = mask
+    for module, *_ in mask.places(model):
+        if type(module) is nn.MultiheadAttention:
+            module.__class__ = MultiheadAttention
+    kind: Any = type(model)
+    model.__class__ = thin_class(kind)
+    return model
+
+
+def uninstall(model: nn.Module) -> None:
+    """Give a thin model its own class back; an optimizer that drives its mask finds nothing to hold."""
+    plain = vars(type(model)).get("_plain")
+    if plain is None:
+        problem = f"{type(model).__name__} has been given another class since the model became thin"
+        raise invalid_state("unwrap", problem, "Unwrap before fully_shard.")
+    mask: ThinMask = vars(model).pop(NAME)
+    mask.forget()
+    model.__class__ = plain
+    for module in model.modules():
+        if type(module) is MultiheadAttention:
+            module.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
+
+
+@functools.cache
+def thin_class(plain: Any) -> Any:
+    """Return the subclass of a class whose forward leaves absent units out."""
+
+    @functools.wraps(plain.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return thin_call.run(vars(self)[NAME], self, plain.forward, args, kwargs)
+
+    def reduce(self: nn.Module, protocol: Any) -> Any:
+        """Pickle by the name of the plain class."""
+        rebuild, args, *state = plain.__reduce_ex__(self, protocol)
+        if args and args[0] is type(self):
+            return _rebuild, (plain, rebuild, *args[1:]), *state
+        return rebuild, args, *state
+
+    own = {"forward": forward, "__reduce_ex__": reduce, "_plain": plain}
+    named = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(plain)(plain.__name__, (plain,), own | named)
+
+
+def _rebuild(plain: Any, new: Any, *args: Any) -> Any:
+    """Begin the copy of a thin model; its state follows."""
+    return new(thin_class(plain), *args)

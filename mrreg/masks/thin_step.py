@@ -1,0 +1,191 @@
+"""Optimizer steps of thin models: masked ones move the kept entries alone, joint ones move absent entries further."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mrreg.distributed.sharding import local
+from mrreg.errors import invalid_state
+from mrreg.masks.kept_entries import KeptEntries
+from mrreg.masks.thin_mask import ThinMask, ThinTensor
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class ThinLeaf:
+    """The kept entries of a parameter, of its gradient and of its state, which an optimizer sees in a masked step.
+
+    What is absent cannot change then, whatever the optimizer does, and costs nothing.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter = parameter
+        self._memory: dict[str, Tensor] = {}  # of what has been gathered, to gather into again
+        self._leaf = nn.Parameter(local(parameter)[:0])
+        self._gradient: Tensor | None = None  # the parameter's, during a step
+
+    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, entries: KeptEntries) -> None:
+        """Put the kept entries into the place of the parameter."""
+        p, grad = self.parameter, self.parameter.grad
+        assert grad is not None
+        if grad.layout is not torch.strided:
+            problem = f"a parameter {tuple(p.shape)} of a thin model has a sparse gradient"
+            raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
+        self._entries, self._params, self._place, self._gradient = entries, params, place, grad
+        self._leaf.grad = None
+        self._leaf.data = self._take("", p)
+        self._leaf.requires_grad = p.requires_grad
+        self._leaf.grad = self._take("grad", grad)
+        self._version = self._leaf.grad._version
+        p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
+        self._state = {
+            name: self._take(name, value) if _by_entry(name, value, p) else value
+            for name, value in optimizer.state.get(p, {}).items()
+        }
+        self.show(optimizer)
+
+    def show(self, optimizer: Optimizer) -> None:
+        """Let the optimizer see the kept entries."""
+        self._params[self._place] = self._leaf
+        if self._state:
+            optimizer.state[self._leaf] = self._state
+
+    def hide(self, optimizer: Optimizer) -> None:
+        """Let the optimizer see the parameter."""
+        self._params[self._place] = self.parameter
+        self._state = optimizer.state.pop(self._leaf, {})
+
+    def leave(self, optimizer: Optimizer, completed: bool) -> None:
+        """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
+        self.hide(optimizer)
+        gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
+        if self.parameter.grad is None:
+            self.parameter.grad = gradient
+        if not completed:
+            return
+        self._entries.put(self._leaf.detach(), local(self.parameter))
+        small = self._leaf.grad
+        if small is not None and small._version != self._version and gradient is not None:  # unscaled by a fused step
+            self._entries.put(small, local(gradient))
+        if self._state:
+            whole = optimizer.state[self.parameter]
+            values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
+            whole.clear()
+            whole.update(values)
+
+    def _take(self, name: str, value: Tensor) -> Tensor:
+        """Gather kept entries into the memory of the last step."""
+        here, memory = local(value), self._memory.get(name)
+        if memory is None or memory.dtype != here.dtype or memory.shape != self._entries.shape:
+            self._memory[name] = memory = self._entries.take(here)
+        else:
+            self._entries.take(here, out=memory)
+        return memory
+
+    def _whole(self, name: str, value: Any, before: Any) -> Any:
+        """State of the parameter from that of its kept entries; absent ones of new state are zero."""
+        if not _by_entry(name, value, self._leaf):
+            return value
+        if before is None:
+            before = torch.zeros_like(self.parameter, dtype=value.dtype, requires_grad=False)
+        self._entries.put(value, local(before))
+        return before
+
+
+def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
+    """Whether state has one entry for each of the parameter's."""
+    return isinstance(value, Tensor) and value.shape == parameter.shape and name != "step"
+
+
+Masked = list[tuple[ThinTensor, Tensor, ThinMask]]  # thin tensors that are parameters of the optimizer
+
+
+class ThinStep:
+    """The thin parameters of one optimizer, while it steps."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, ThinLeaf] = {}
+        self._inside: list[ThinLeaf] = []
+        self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
+
+    def begin(self, optimizer: Optimizer, masked: Masked, call: Call, late: bool) -> Call | None:
+        """Before a step: prepare what the phase of each mask asks for; return what the optimizer shall be called with.
+
+        Where gradients may still change (`late`), kept entries are gathered when the optimizer calls its closure, which
+        it does before all else.
+        """
+        if self._inside and all(leaf.parameter.grad is None for leaf in self._inside):
+            return None  # a subclass that calls super().step()
+        self.abandon(optimizer)
+        self._remember([each for each in masked if not each[2]._masking and each[2].boost != 1], late)
+        masked = [each for each in masked if each[2]._masking]
+        if not late:
+            self._enter(optimizer, masked)
+            return None
+        return _with_closure(call, lambda: self._enter(optimizer, masked)) if masked else None
+
+    @torch.no_grad()
+    def end(self, optimizer: Optimizer) -> None:
+        """After a step: write kept entries back, or move absent ones further."""
+        while self._inside:
+            self._inside.pop().leave(optimizer, completed=True)
+        while self._moving:
+            tensor, parameter, before, boost = self._moving.pop()
+            here, entries = local(parameter), tensor.entries(parameter)
+            kept = entries.take(here)
+            torch.lerp(before, here, boost, out=here)
+            entries.put(kept, here)
+
+    def abandon(self, optimizer: Optimizer) -> None:
+        """Undo a step that never ended, for something in it failed."""
+        self._moving.clear()
+        while self._inside:
+            self._inside.pop().leave(optimizer, completed=False)
+
+    def hide(self, optimizer: Optimizer) -> None:
+        """Show whole parameters to who saves the optimizer in the middle of a step."""
+        for leaf in self._inside:
+            leaf.hide(optimizer)
+
+    def show(self, optimizer: Optimizer) -> None:
+        """Go on with the step."""
+        for leaf in self._inside:
+            leaf.show(optimizer)
+
+    @torch.no_grad()
+    def _enter(self, optimizer: Optimizer, masked: Masked) -> None:
+        """Put kept entries into the places of parameters that have a gradient."""
+        places = {
+            id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])
+        }
+        for tensor, p, _ in masked:
+            if p.grad is not None:
+                leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), ThinLeaf(p))
+                leaf.enter(optimizer, *places[id(p)], tensor.entries(p))
+                self._inside.append(leaf)
+
+    @torch.no_grad()
+    def _remember(self, masked: Masked, late: bool) -> None:
+        """Keep the values that a joint step moves from, in the memory of masked gradients: it is free now."""
+        for tensor, p, mask in masked:
+            if late or p.grad is not None:
+                here = local(p)
+                self._moving.append((tensor, p, tensor.gradients.empty_like(here).copy_(here), mask.boost))
+
+
+def _with_closure(call: Call, prepare: Callable[[], None]) -> Call:
+    """The call of a step with a closure that prepares it, after the user's own."""
+    args, kwargs = call
+    given = kwargs.get("closure", next(filter(callable, args[1:]), None))
+
+    def closure() -> Any:
+        loss = given() if given is not None else None
+        prepare()
+        return loss
+
+    if any(callable(arg) for arg in args[1:]):
+        return tuple(closure if callable(arg) else arg for arg in args), kwargs
+    return args, kwargs | {"closure": closure}

@@ -1,0 +1,193 @@
+"""`thin`: find the groups of units of a model, try them, and make the model thin."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from typing import Any, TypeVar
+from warnings import warn
+
+import torch
+from torch import nn
+
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
+from mrreg.masks.module import MultirateMask
+from mrreg.masks.slots import Slot, UnitGroup
+from mrreg.masks.thin_mask import NAME
+from mrreg.masks.thin_model import install
+from mrreg.module_utils import check_materialized, within
+from mrreg.thinning.admission import Admission, admit
+from mrreg.thinning.counts import with_counts
+from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
+from mrreg.thinning.flops import step_flops
+from mrreg.thinning.grouping import Refusal, find
+from mrreg.thinning.progress import Progress
+from mrreg.thinning.report import ThinEntry, ThinReport
+from mrreg.thinning.trial import overridden
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def thin(
+    model: Model,
+    p: float | Mapping[str, float] = 0.5,
+    k: int = 5,
+    example_inputs: Any = None,
+    *,
+    include: Iterable[str] | None = None,
+    exclude: Iterable[str] | None = None,
+    rescale: bool = True,
+    boost: float | None = None,
+    plan: ThinReport | None = None,
+) -> tuple[Model, ThinReport]:
+    """Train a random part of the network on most steps, which regularizes as dropout does and saves the rest.
+
+    On k - 1 of k steps a share p of the units of each group is absent, the same for the whole batch: attention heads,
+    hidden units of feed-forward layers, inner channels of convolution blocks with their BatchNorm, ... On the k-th step
+    all are present, and those that were absent move by `boost` times the optimizer's update. With n units of which m
+    are kept, consumers read n/m times what the kept ones compute. Evaluation always uses the whole network.
+
+    Groups are found by following one forward of a float64 copy with random weights, and admitted if the model's own
+    code computes the same with absent units left out as with the columns that read them at zero, in evaluation and in
+    training mode, to 1e-9. The model, its buffers and hooks and all random states are only read.
+
+    `mrreg.attach(optimizer, model)` drives the steps; `mrreg.unwrap(model)` gives the plain model back.
+
+    Args:
+        model: Any module, on the device where it will be trained. It is changed in place and returned: its class stays
+            for `isinstance`, and so do its parameters and its state dict.
+        p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
+            eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels". A mapping
+            gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
+            which go before kinds; what it does not name is not dropped.
+        k: Steps per cycle, at least 1. Paper: k.
+        example_inputs: What one training forward takes: a tensor, a tuple of arguments, or a mapping of keyword
+            arguments. A batch of one or two short examples is enough. Needed unless there is a `plan`.
+        include: Kinds and glob patterns: only these groups lose units. A pattern takes a group if it matches the path
+            of a module that makes its units.
+        exclude: Kinds and glob patterns of groups that lose none.
+        rescale: Multiply what is read of the kept units by n/m on masked steps, as `nn.Dropout` does.
+        boost: Factor of the absent units' update on the k-th step; None means k.
+        plan: The report of an earlier call for the same model: nothing is searched or tried, and `p`, `include` and
+            `exclude` are not read.
+
+    Returns:
+        The model and a `ThinReport`: for each group its kind, its units, how many are kept, and why if none is dropped.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If a number is out of range, `example_inputs` is missing, a name matches no group (those there are
+            get listed), or the plan is that of another model.
+        RuntimeError: If the model is thin already, has parameters without a shape, or cannot be copied.
+
+    Example:
+        >>> import mrreg, torch
+        >>> from torch import nn
+        >>> layers = [nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10)]
+        >>> model = nn.Sequential(*layers)
+        >>> model, report = mrreg.thin(model, p=0.5, k=5, example_inputs=torch.randn(2, 784))
+        >>> [(name, entry.kind, entry.kept) for name, entry in report.items() if entry.admitted]
+        [('0', 'hidden', 500), ('2', 'hidden', 500)]
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> handle = mrreg.attach(optimizer, model)
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
+        Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, JMLR 2014.
+    """
+    _check(model)
+    k = check_int(WHERE, "k", k)
+    report = _search(model, p, k, example_inputs, include, exclude) if plan is None else _fitting(model, plan, k)
+    if not report.groups:
+        warn(f"{WHERE}: no group of units loses any, so training goes on as before.", NoEffectWarning, stacklevel=2)
+    return install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale), report
+
+
+def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
+    """Return all groups of units of a model, of which none is tried; `kept` is the number of units."""
+    twin = double_copy(model)
+    with probing(twin):
+        return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
+
+
+def _check(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise invalid_argument(TypeError, WHERE, "model", "a torch.nn.Module, not a scripted one", model)
+    if any(NAME in vars(module) for module in model.modules()):
+        raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
+    check_materialized(WHERE, "model", model)
+
+
+def _search(
+    model: nn.Module,
+    p: float | Mapping[str, float],
+    k: int,
+    example_inputs: Any,
+    include: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+) -> ThinReport:
+    """Find the groups, try those that are to lose units, and count what is saved."""
+    read_inputs(example_inputs)  # complains before the copy is made
+    progress = Progress(WHERE)
+    twin = double_copy(model)
+    try:
+        with probing(twin):
+            groups, refusals = find(twin, read_inputs(example_inputs), progress)
+            refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
+            groups = [group for group in groups if not _masked_otherwise(model, group)]
+            groups = with_counts(groups, p, include, exclude)
+            dropped = [group for group in groups if group.kept < group.units]
+            inputs = read_inputs(example_inputs)
+            admission = admit(twin, inputs, dropped, progress)
+            overrides = list(
+                dict.fromkeys(each for group in admission.groups for each in admission.overrides[group.name])
+            )
+            for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+                own.requires_grad_(parameter.requires_grad)
+            progress("counting FLOPs")
+            twin.train(admission.trial.modes[-1])
+            admission.trial.forget_values()
+            plain, whole = step_flops(twin, inputs)
+            with admission.trial.left_out(admission.groups), overridden(twin, overrides):
+                masked, small = step_flops(twin, inputs)
+    finally:
+        progress.close()
+    unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
+    entries = _entries(groups, admission, refusals)
+    return ThinReport(entries, overrides, k, (masked, plain), unchanged)
+
+
+def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:
+    """Refuse a group that has entries in a layer with a mask of its own."""
+    masks = [path for path, module in model.named_modules() if isinstance(module, MultirateMask)]
+    for path, slot in product(masks, group.slots):
+        if within(path, slot.name):
+            places = [(slot.name, slot.dim) for slot in group.slots]
+            return Refusal(group.name, places, group.units, f"{path!r} has a MultirateMask of its own")
+    return None
+
+
+def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequence[Refusal]) -> dict[str, ThinEntry]:
+    entries = {}
+    for group in groups:
+        admitted = group in admission.groups
+        reason = "" if admitted else admission.reasons.get(group.name, "not asked for")
+        kept = group.kept if admitted else group.units
+        entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason)
+    for refusal in refusals:
+        nowhere = torch.zeros(0, 0, dtype=torch.long)
+        slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)
+        entries[refusal.name] = ThinEntry("none", refusal.units, refusal.units, slots, False, refusal.reason)
+    return entries
+
+
+def _fitting(model: nn.Module, plan: ThinReport, k: int) -> ThinReport:
+    """Return a plan for k steps per cycle, if it is one for this model."""
+    if not isinstance(plan, ThinReport):
+        raise invalid_argument(TypeError, WHERE, "plan", "the ThinReport of an earlier call", plan)
+    tensors = named_tensors(model)
+    for group in plan.groups:
+        for slot in group.slots:
+            shape = tensors[slot.name].shape if slot.name in tensors else ()
+            if len(shape) <= slot.dim or shape[slot.dim] != slot.indices.numel():
+                rule = f"one for this model, with size {slot.indices.numel()} in dimension {slot.dim} of {slot.name!r}"
+                raise invalid_argument(ValueError, WHERE, "plan", rule, tuple(shape) or "no such tensor")
+    return plan.with_k(k)

@@ -1,0 +1,153 @@
+"""What `thin` found in a model: group by group what is dropped or why it is not, and what that saves."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrreg.masks.slots import AttributeOverride, Slot, UnitGroup
+
+LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
+SHOWN = 3  # modules named in that reason
+
+
+@dataclass(frozen=True)
+class ThinEntry:
+    """One group of units, or channels that cannot be one.
+
+    Args:
+        kind: "hidden", "heads", "channels", "inputs" or "stream"; "none" where the channels form no group.
+        units: How many there are.
+        kept: How many are present on a masked step; all of them where none is dropped.
+        slots: The places in parameters and buffers where entries of the units lie.
+        admitted: True if units are dropped.
+        reason: Why not, if none is.
+    """
+
+    kind: str
+    units: int
+    kept: int
+    slots: tuple[Slot, ...]
+    admitted: bool
+    reason: str
+
+
+class ThinReport(Mapping[str, ThinEntry]):
+    """Entries by the names of groups, and what a masked step computes.
+
+    Args:
+        entries: What was found, by name.
+        overrides: Integer attributes of modules that change on masked steps.
+        k: Steps per cycle.
+        flops: FLOPs of a masked and of a plain step, forward and backward.
+        unchanged: Modules that a masked step computes whole, with their shares of a plain step's FLOPs.
+
+    Example:
+        >>> import mrreg, torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 2))
+        >>> _, report = mrreg.thin(model, p=0.5, k=5, example_inputs=torch.randn(4, 8))
+        >>> report["0"].kept, report.masked_share, report.cycle_share
+        (32, 0.5, 0.6)
+    """
+
+    def __init__(
+        self,
+        entries: Mapping[str, ThinEntry],
+        overrides: Sequence[AttributeOverride],
+        k: int,
+        flops: tuple[int, int],
+        unchanged: Mapping[str, float],
+    ) -> None:
+        self._entries, self.overrides, self.k = dict(entries), tuple(overrides), k
+        self._flops, self._unchanged = flops, dict(unchanged)
+
+    def __getitem__(self, name: str) -> ThinEntry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def masked_share(self) -> float:
+        """FLOPs of a masked step over those of a plain one, forward and backward."""
+        masked, plain = self._flops
+        return masked / plain if plain else 1.0
+
+    @property
+    def cycle_share(self) -> float:
+        """FLOPs of a cycle over those of k plain steps."""
+        return (1 + (self.k - 1) * self.masked_share) / self.k
+
+    @property
+    def groups(self) -> list[UnitGroup]:
+        """The groups of which units are dropped."""
+        return [UnitGroup(n, e.kind, e.units, e.kept, e.slots) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
+
+    def with_k(self, k: int) -> "ThinReport":
+        """The same outcome for another number of steps per cycle."""
+        return ThinReport(self._entries, self.overrides, k, self._flops, self._unchanged)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report to a file, for `ThinReport.load`.
+
+        Args:
+            path: Where to.
+        """
+        entries = {name: {**vars(entry), "slots": list(map(_slot_state, entry.slots))} for name, entry in self.items()}
+        state = {
+            "entries": entries,
+            "overrides": [vars(each) for each in self.overrides],
+            "k": self.k,
+            "flops": list(self._flops),
+            "unchanged": self._unchanged,
+        }
+        torch.save(state, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "ThinReport":
+        """Read a report that `save` wrote, without running code from the file.
+
+        Args:
+            path: Where from.
+        """
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+        entries = {
+            name: ThinEntry(**{**entry, "slots": tuple(Slot(**slot) for slot in entry["slots"])})
+            for name, entry in state["entries"].items()
+        }
+        overrides = [AttributeOverride(**each) for each in state["overrides"]]
+        return cls(entries, overrides, state["k"], tuple(state["flops"]), state["unchanged"])
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        lines = [f"{'group':{width}}  {'kind':8}  {'units':>6}  {'kept':>6}  parameters, or why none is dropped"]
+        for name, entry in self.items():
+            told = ", ".join(f"{s.name}[{s.dim}]" for s in entry.slots if s.role != "member")
+            told = told if entry.admitted else entry.reason
+            lines.append(f"{name:{width}}  {entry.kind:8}  {entry.units:6}  {entry.kept:6}  {told}")
+        return "\n".join([*lines, self.summary()])
+
+    def summary(self) -> str:
+        """One sentence about what is computed, and where little is saved, another about why."""
+        dropped = sum(entry.admitted for entry in self.values())
+        text = (
+            f"{dropped} of {len(self)} groups lose units: a masked step computes {self.masked_share:.0%} of a plain "
+            f"step's FLOPs, a cycle of {self.k} steps {self.cycle_share:.0%}."
+        )
+        if self.masked_share > LITTLE:
+            largest = sorted(self._unchanged.items(), key=lambda item: -item[1])[:SHOWN]
+            parts = ", ".join(f"{name or 'the model itself'} {share:.0%}" for name, share in largest)
+            why = f"computed whole: {parts}" if parts else "p is small"
+            text += f" Little is saved; {why}."
+        return text
+
+
+def _slot_state(slot: Slot) -> dict[str, str | int | Tensor]:
+    return {"name": slot.name, "dim": slot.dim, "indices": slot.indices, "role": slot.role}

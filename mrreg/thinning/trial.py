@@ -1,0 +1,166 @@
+"""Admission by trial: a group is admitted if the model's own code, with absent units left out, computes the same."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mrreg.masks.slots import AttributeOverride, UnitGroup
+from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
+
+TOLERANCE = 1e-9
+
+
+class Trial:
+    """Runs a double copy with some of its groups thin.
+
+    The columns that read the dropped units of any group are zero from the beginning, so that whatever is thin, the
+    output has to stay the same.
+
+    Args:
+        twin: A double copy. Its parameters change; `randomize` gives it new ones.
+        inputs: What its forward takes.
+        groups: All that may be thin, with the numbers of units that are kept.
+    """
+
+    def __init__(self, twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup]) -> None:
+        self.twin, self.inputs = twin, inputs
+        self.tensors = named_tensors(twin)
+        self.present = {group.name: _present(group, seed) for seed, group in enumerate(groups)}
+        for group in groups:
+            self._fill_absent(group, ("consumer",), noise=False)
+        self.modes = [False]
+        self.expected = {False: self._forward(training=False)}
+        try:
+            self.expected[True] = self._forward(training=True)
+            self.modes.append(True)
+        except ValueError:  # BatchNorm refuses a single value per channel
+            pass
+
+    @torch.no_grad()
+    def _fill_absent(self, group: UnitGroup, roles: tuple[str, ...], noise: bool) -> None:
+        for slot in group.slots:
+            if slot.role in roles:
+                absent = slot.indices[~self.present[group.name]].flatten()
+                tensor = self.tensors[slot.name]
+                shape = list(tensor.shape)
+                shape[slot.dim] = len(absent)
+                values = torch.randn(shape).abs() if noise else torch.zeros(shape)
+                tensor.index_copy_(slot.dim, absent.to(tensor.device), values.to(tensor))
+
+    @torch.no_grad()
+    def _forward(self, training: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        self.twin.train(training)
+        buffers = {id(buffer): buffer.clone() for buffer in self.twin.buffers()} if training else {}
+        with shown(self.twin, buffers), DoublePrecision(), _NoDropout():  # type: ignore[no-untyped-call]
+            return floats_in(self.twin(*self.inputs.args, **self.inputs.kwargs))
+
+    def difference(self) -> str:
+        """Say in what the output differs from what it has to be; nothing if it does not."""
+        for training in self.modes:
+            try:
+                found = self._forward(training)
+            except Exception as error:
+                return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            expected = self.expected[training]
+            if [one.shape for one in found] != [two.shape for two in expected]:
+                return "the outputs have other shapes"
+            for one, two in zip(found, expected, strict=True):
+                scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
+                worst = float((one - two).abs().max()) if two.numel() else 0.0
+                if not worst <= TOLERANCE * scale:
+                    return f"the output differs by {worst / scale:.1g}" + (" in training mode" if training else "")
+        return ""
+
+    def with_noise(self, groups: Iterable[UnitGroup]) -> str:
+        """Put noise where the absent units of groups are made, and say what that changed in the output."""
+        for group in groups:
+            self._fill_absent(group, ("producer", "member"), noise=True)
+        found = self.difference()
+        return found and f"units that nothing should read have an effect: {found}"
+
+    def thin(self, groups: Iterable[UnitGroup], overrides: Iterable[AttributeOverride]) -> str:
+        """Leave the absent units of some groups out, and say in what the output then differs."""
+        with self.left_out(groups), overridden(self.twin, overrides):
+            return self.difference()
+
+    @contextmanager
+    def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[None]:
+        """Within, the copy has parameters and buffers without the absent units of some groups.
+
+        The model's inputs come whole, so the columns that read absent ones stay, at zero.
+        """
+        small: dict[str, Tensor] = {}
+        for group in groups:
+            for slot in group.slots if group.kind != "inputs" else ():
+                kept = slot.indices[self.present[group.name]].flatten().sort().values
+                tensor = small.get(slot.name, self.tensors[slot.name])
+                small[slot.name] = tensor.detach().index_select(slot.dim, kept.to(tensor.device))
+        with shown(self.twin, {id(self.tensors[name]): value for name, value in small.items()}):
+            yield
+
+    def forget_values(self) -> None:
+        """Give up what parameters hold, which frees their memory: what is left tells their shapes."""
+        for tensor in self.tensors.values():
+            if isinstance(tensor, nn.Parameter):
+                tensor.data = tensor.new_zeros(()).expand(tensor.shape)
+
+
+@contextmanager
+def shown(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
+    """Within, modules hold other tensors in the place of some parameters and buffers, by their ids."""
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for table in tables:
+            for name, value in table.items():
+                if id(value) in tensors:
+                    changed.append((table, name, value))
+    try:
+        for table, name, value in changed:
+            small = tensors[id(value)]
+            trained = isinstance(value, nn.Parameter)
+            table[name] = nn.Parameter(small, value.requires_grad) if trained else small
+        yield
+    finally:
+        for table, name, value in changed:
+            table[name] = value
+
+
+@contextmanager
+def overridden(model: nn.Module, overrides: Iterable[AttributeOverride]) -> Iterator[None]:
+    """Within, some attributes of modules have other values."""
+    changed = [(model.get_submodule(each.module), each) for each in overrides]
+    before = [getattr(module, each.attribute) for module, each in changed]
+    try:
+        for module, each in changed:
+            setattr(module, each.attribute, each.value)
+        yield
+    finally:
+        for (module, each), value in zip(changed, before, strict=True):
+            setattr(module, each.attribute, value)
+
+
+def _present(group: UnitGroup, seed: int) -> Tensor:
+    """Choose which units are kept."""
+    present = torch.zeros(group.units, dtype=torch.bool)
+    present[torch.randperm(group.units, generator=torch.Generator().manual_seed(seed))[: group.kept]] = True
+    return present
+
+
+class _NoDropout(TorchFunctionMode):
+    """Takes p = 0 in every dropout; what else is random draws the same numbers at every call."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
+        if name == "scaled_dot_product_attention":
+            named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+            return func(**{**named, **kwargs, "dropout_p": 0.0})
+        return func(*args, **kwargs)

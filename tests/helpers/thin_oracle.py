@@ -1,0 +1,120 @@
+"""What training a thin model must do, literally: whole networks, columns at zero, entries put back after every step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+
+from mrreg.masks.sampling import draw_kept
+from mrreg.masks.slots import UnitGroup
+from mrreg.module_utils import tensors_in
+
+Make = Callable[[Any], Optimizer]
+
+
+def kept_units(groups: Sequence[UnitGroup], cycle: int, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
+    """Indices of the units of each group that a cycle keeps."""
+    cpu = torch.device("cpu")
+    keys = {group: (seed, index, cycle) for index, group in enumerate(groups, first)}
+    return {group.name: draw_kept(key, group.kept, group.units, cpu) for group, key in keys.items()}
+
+
+def absent_entries(model: nn.Module, groups: Sequence[UnitGroup], cycle: int) -> dict[str, Tensor]:
+    """For each tensor that holds units, truth values of its entries that belong to an absent one."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    kept, found = kept_units(groups, cycle), {}
+    for group in groups:
+        for slot in group.slots:
+            gone = torch.ones(group.units, dtype=torch.bool)
+            gone[kept[group.name]] = False
+            value = tensors[slot.name]
+            along = torch.zeros(value.shape[slot.dim], dtype=torch.bool).index_fill(
+                0, slot.indices[gone].flatten(), True
+            )
+            shape = [1] * value.dim()
+            shape[slot.dim] = -1
+            found[slot.name] = found.get(slot.name, torch.zeros(value.shape, dtype=torch.bool)) | along.view(shape)
+    return found
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Call a model with what is a tensor, arguments, or keyword arguments."""
+    args, kwargs = as_call(inputs)
+    return model(*args, **kwargs)
+
+
+def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, dict):
+        return (), inputs
+    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
+
+
+def loss_of(output: Any) -> Tensor:
+    """A loss in which every number of the output has a say."""
+    return torch.stack(
+        [(t * torch.linspace(0.5, 1.5, t.shape[-1]).to(t)).square().mean() for t in tensors_in(output)]
+    ).sum()
+
+
+class LiteralTraining:
+    """Trains a plain model as `thin` and `attach` promise to train a thin one."""
+
+    def __init__(
+        self, model: nn.Module, groups: Sequence[UnitGroup], make: Make, k: int, boost: float, rescale: bool
+    ) -> None:
+        self.model, self.groups, self.k, self.boost, self.rescale = model, groups, k, boost, rescale
+        self.optimizer = make(model.parameters())
+        self.clock = 0
+
+    def _weights(self, cycle: int) -> dict[str, Tensor]:
+        """Parameters whose columns that read absent units are zero, and the others as many times as large."""
+        kept, parameters, weights = kept_units(self.groups, cycle), dict(self.model.named_parameters()), {}
+        for group in self.groups:
+            for slot in group.slots:
+                if slot.role == "consumer":
+                    value = weights.get(slot.name, parameters[slot.name])
+                    factor = torch.zeros(value.shape[slot.dim], dtype=value.dtype)
+                    factor[slot.indices[kept[group.name]].flatten()] = group.units / group.kept if self.rescale else 1.0
+                    shape = [1] * value.dim()
+                    shape[slot.dim] = -1
+                    weights[slot.name] = value * factor.view(shape)
+        return weights
+
+    def step(self, inputs: Any) -> Tensor:
+        """One step of a user's loop; the loss."""
+        cycle, phase = divmod(self.clock, self.k)
+        masked, self.clock = phase < self.k - 1, self.clock + 1
+        named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        before = {name: value.detach().clone() for name, value in named.items()}
+        state = {name: _by_entry(self.optimizer, named[name]) for name in named}
+        state = {name: {key: s.clone() for key, s in found.items()} for name, found in state.items()}
+        absent = absent_entries(self.model, self.groups, cycle)
+        args, kwargs = as_call(inputs)
+        self.optimizer.zero_grad()
+        loss = loss_of(functional_call(self.model, self._weights(cycle) if masked else {}, args, kwargs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, gone in absent.items():
+            grad = named[name].grad
+            if masked and grad is not None:
+                grad[gone] = 0
+        self.optimizer.step()
+        with torch.no_grad():
+            for name, gone in absent.items():
+                value = named[name]
+                if masked:
+                    value[gone] = before[name][gone]
+                    for key, found in _by_entry(self.optimizer, value).items():
+                        found[gone] = state[name][key][gone] if key in state[name] else 0
+                elif isinstance(value, nn.Parameter):
+                    value[gone] += (self.boost - 1) * (value - before[name])[gone]
+        return loss.detach()
+
+
+def _by_entry(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    state = optimizer.state.get(parameter, {})
+    return {
+        name: s for name, s in state.items() if isinstance(s, Tensor) and s.shape == parameter.shape and name != "step"
+    }

@@ -1,0 +1,245 @@
+"""Masks beside other libraries' mechanisms: copies, whole-model files, replicas, pruning and parametrizations."""
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.masks import held_bits, mlp, train, train_step
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from torch.optim.swa_utils import AveragedModel
+
+import mrreg
+
+OLD = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+
+
+class Copying(nn.Linear):
+    """A layer with protocols of its own."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise AssertionError("asked for the wrapper")
+
+    def __reduce__(self) -> Any:
+        raise AssertionError("asked for the wrapper")
+
+
+def test_protocols_find_the_wrapper() -> None:
+    mask = mrreg.MultirateMask(Copying(3, 2))
+    for name in ("__deepcopy__", "__copy__", "__reduce_package__", "__array__", "__torch_function__", "__next__"):
+        assert not hasattr(mask, name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
+        lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
+        lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))),
+        lambda: nn.Sequential(nn.Linear(4, 4)),
+    ],
+)
+def test_copies_of_a_mask_are_masks(make: Callable[[], Any]) -> None:
+    model = nn.Sequential(mrreg.MultirateMask(make(), p=0.5, k=3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    copies: tuple[Any, ...] = copy.deepcopy(model), AveragedModel(model).module
+    expected = model(torch.ones(1, 4))
+    for twin in copies:
+        assert type(twin[0]) is type(model[0])
+        assert isinstance(twin[0], mrreg.MultirateMask)
+        other = torch.optim.SGD(twin.parameters(), lr=0.1)
+        with mrreg.attach(other, twin):
+            assert torch.equal(twin(torch.ones(1, 4)), expected)
+
+
+@pytest.mark.parametrize("structure", ["weight", "input"])
+def test_whole_models_load_with_torchs_own_names_allowed(structure: str) -> None:
+    model = mlp(structure=structure)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 4)
+    file = io.BytesIO()
+    torch.save(nn.ModuleList([model, mrreg.MultirateMask(nn.Sequential(nn.Linear(2, 2)))]), file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.ModuleList, nn.Sequential, nn.Linear, nn.Tanh]):
+        loaded = torch.load(file, weights_only=True)
+    assert repr(loaded[0]) == repr(model)
+    assert not loaded[0][0]._attached
+    other = torch.optim.SGD(loaded[0].parameters(), lr=0.1)
+    other.load_state_dict(optimizer.state_dict())
+    mrreg.attach(other, loaded[0])
+    assert train(loaded[0], other, range(4, 9)) == train(model, optimizer, range(4, 9))
+
+
+def replicate(module: nn.Module, memo: dict[nn.Module, Any]) -> Any:
+    """What torch.nn.parallel.replicate does to each module, here for one device."""
+    if module in memo:
+        return memo[module]
+    replica: Any = module._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    memo[module] = replica
+    for name, child in module._modules.items():
+        setattr(replica, name, child if child is None else replicate(child, memo))
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            replica._parameters[name] = None
+        else:
+            setattr(replica, name, parameter * 1)
+    return replica
+
+
+REPLICATED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, Any]]] = {
+    "linear": (lambda: nn.Linear(6, 8), (4, 6), {}),
+    "bias too": (lambda: nn.Linear(6, 8), (4, 6), {"parameters": ["*"]}),
+    "no bias": (lambda: nn.Linear(6, 8, bias=False), (4, 6), {}),
+    "units": (lambda: nn.Linear(64, 64), (512, 64), {"structure": "output"}),
+    "hidden": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), (4, 6), {"structure": "hidden"}),
+    "LSTM": (lambda: nn.LSTM(6, 8, 2), (4, 3, 6), {}),
+    "attention": (lambda: nn.TransformerEncoderLayer(6, 2, 8, 0.0), (4, 3, 6), {}),
+    "repeated": (lambda: nn.Sequential(layer := nn.Linear(6, 6), nn.Tanh(), layer), (4, 6), {}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
+@pytest.mark.parametrize("case", REPLICATED)
+def test_replicas_of_data_parallel_are_masked(case: str) -> None:
+    make, shape, options = REPLICATED[case]
+    model = nn.Sequential(mrreg.MultirateMask(make(), p=0.5, k=3, **options))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    x = torch.randn(shape)
+    first: Callable[[Any], Tensor] = lambda out: out[0] if isinstance(out, tuple) else out  # noqa: E731
+    expected = first(model(x))
+    gradients = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    replica = replicate(model, {})
+    for _ in range(2):
+        found = first(replica(x))
+        torch.testing.assert_close(found, expected)
+    model.zero_grad()
+    found.square().sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close([p.grad for p in model.parameters()], list(gradients))
+
+
+def old_weight_norm() -> nn.Module:
+    return torch.nn.utils.weight_norm(nn.Conv1d(8, 8, 3, groups=8))
+
+
+NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "weight norm": (
+        lambda: parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=8)),
+        ["parametrizations.weight.original1"],
+    ),
+    "weight norm of the whole": (
+        lambda: parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=8), dim=None),  # type: ignore[arg-type]
+        ["parametrizations.weight.original1"],
+    ),
+    "old weight norm": (old_weight_norm, ["weight_v"]),
+    "spectral norm": (
+        lambda: parametrizations.spectral_norm(nn.Conv1d(8, 8, 1, groups=8)),
+        ["parametrizations.weight.original"],
+    ),
+    "old spectral norm": (lambda: nn.utils.spectral_norm(nn.Conv1d(8, 8, 3, groups=8)), ["weight_orig"]),
+    "orthogonal": (
+        lambda: parametrizations.orthogonal(nn.Conv1d(8, 8, 8, groups=1)),
+        ["parametrizations.weight.original"],
+    ),
+}
+
+
+@OLD
+@pytest.mark.parametrize("p", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("case", NORMALIZED)
+def test_normalized_weights_stay_finite_and_slow_entries_are_held(case: str, p: float) -> None:
+    make, names = NORMALIZED[case]
+    torch.manual_seed(0)
+    mask = mrreg.MultirateMask(make(), p=p, k=3)
+    assert [target.name for target in mask.targets] == names
+    optimizer = torch.optim.AdamW(mask.parameters(), lr=0.01)
+    mrreg.attach(optimizer, mask)
+    for t in range(9):
+        held = held_bits(mask, optimizer) if mask._masking else []
+        loss = train_step(mask, optimizer, torch.randn(2, 8, 10))
+        assert loss.isfinite()
+        assert t % 3 == 2 or all(torch.equal(read(), bits) for read, bits in held)
+    assert all(parameter.isfinite().all() for parameter in mask.parameters())
+
+
+PRUNED: dict[str, Callable[[], Any]] = {
+    "pruned": lambda: prune.l1_unstructured(nn.Linear(6, 6), "weight", 0.2),  # type: ignore[no-untyped-call]
+    "pruned twice": lambda: prune.random_unstructured(PRUNED["pruned"](), "weight", 0.2),  # type: ignore[no-untyped-call]
+    "weight norm": lambda: torch.nn.utils.weight_norm(nn.Linear(6, 6)),
+    "spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(6, 6)),
+}
+
+
+@OLD
+@pytest.mark.parametrize("how", ["unwrap", "remove"])
+@pytest.mark.parametrize("case", PRUNED)
+def test_nothing_masked_stays_in_attributes(case: str, how: str) -> None:
+    net: Any = mrreg.mask(nn.Sequential(PRUNED[case](), nn.Tanh()), {"0": 0.5}, k=5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    handle = mrreg.attach(optimizer, net)
+    for _ in range(7):
+        train_step(net, optimizer, torch.randn(5, 6))
+    if how == "remove":
+        handle.remove()
+    layer = net[0].module
+    if how == "unwrap":
+        mrreg.unwrap(net)
+    found, training = layer.weight.detach().clone(), layer.training
+    layer.eval()(torch.zeros(1, 6))  # computes the weight again
+    assert torch.equal(found, layer.weight)
+    assert training
+
+
+def test_weights_that_move_without_a_step_are_reported_once() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+
+    def climb() -> None:
+        for _ in range(4):
+            model(torch.ones(1, 6)).sum().backward()
+            torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)
+
+    with pytest.warns(mrreg.NoEffectWarning, match="moved between two forwards, but no step") as caught:
+        climb()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda model, optimizer: optimizer.step(),
+        lambda model, optimizer: model.load_state_dict(model.state_dict()),
+        lambda model, optimizer: model[0].load_state_dict(model[0].state_dict()),
+        lambda model, optimizer: model.double().float(),
+        lambda model, optimizer: model.zero_grad(),
+        lambda model, optimizer: None,
+    ],
+)
+def test_weights_that_move_by_steps_and_loads_are_not_reported(between: Callable[[Any, Any], Any]) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    for _ in range(4):
+        model(torch.ones(1, 6)).sum().backward()
+        between(model, optimizer)
+        model(torch.ones(1, 6))
+
+
+def test_embeddings_that_renormalize_themselves_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"weight must be .*without max_norm, got 'max_norm=1.0'\. It writes into"):
+        mrreg.MultirateMask(nn.Embedding(4, 3, max_norm=1.0))
+
+
+def test_weights_that_somebody_perturbs_are_not_reported() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    for _ in range(4):
+        model(torch.ones(1, 6))
+        torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)

@@ -1,0 +1,125 @@
+from collections import Counter
+
+import pytest
+from helpers.architectures import ARCHITECTURES, build
+
+import mrreg
+from mrreg.thinning.report import ThinReport
+
+ADMITTED: dict[str, dict[str, int]] = {
+    "mlp": {"hidden": 2},
+    "lenet": {"channels": 2, "hidden": 2},
+    "vgg": {"channels": 3, "hidden": 1},
+    "resnet18": {"channels": 5},
+    "resnet50": {"channels": 11},
+    "resnext": {"channels": 5},
+    "mobilenet_v2": {"channels": 7},
+    "mobilenet_v3": {"channels": 7, "hidden": 1},
+    "efficientnet": {"channels": 8},
+    "efficientnet_timm": {"channels": 13},
+    "vit": {"heads": 2, "hidden": 2},
+    "vit_timm": {"heads": 2, "hidden": 2},
+    "swin": {"hidden": 4},
+    "swin_timm": {"heads": 4, "hidden": 4},
+    "convnext": {"hidden": 2},
+    "encoder": {"heads": 2, "hidden": 2},
+    "decoder": {"heads": 4, "hidden": 2},
+    "bert": {"heads": 2, "hidden": 3},
+    "distilbert": {"heads": 2, "hidden": 3},
+    "roberta": {"heads": 2, "hidden": 3},
+    "gpt2": {"heads": 2, "hidden": 2},
+    "llama": {"heads": 2, "hidden": 2},
+    "qwen": {"heads": 2, "hidden": 2},
+    "vit_hf": {"heads": 2, "hidden": 2},
+    "t5": {"heads": 2, "hidden": 4},
+    "phi3": {"hidden": 2},
+}
+NORMALIZED = "what follows mixes all of them"
+OUTPUT = "they reach the model's output"
+TIED = "has two roles"
+REFUSED: dict[str, dict[str, str]] = {
+    "mlp": {"4": OUTPUT},
+    "swin": {f"features.{i}.attn.qkv": "RuntimeError: shape" for i in ("1.0", "1.1", "3.0", "3.1")},
+    "phi3": {f"model.layers.{i}.self_attn.qkv_proj": "RuntimeError: mat1 and mat2" for i in (0, 1)},
+    "t5": {"decoder.block.0.layer.1.EncDecAttention.q": "RuntimeError: The size of tensor", "shared": TIED},
+    "gpt2": {"transformer.wte": TIED, "transformer.wte.weight[0]": OUTPUT},
+    "llama": {"model.embed_tokens": NORMALIZED, "lm_head": OUTPUT},
+    "vit": {"conv_proj": NORMALIZED},
+}
+OVERRIDDEN = {
+    "resnext": {"groups"},
+    "mobilenet_v2": {"groups"},
+    "mobilenet_v3": {"groups"},
+    "efficientnet": {"groups"},
+    "efficientnet_timm": {"groups"},
+    "vit_timm": {"num_heads", "attn_dim"},
+    "swin_timm": {"num_heads"},
+    "gpt2": {"nf", "split_size"},
+}
+
+
+def report_of(name: str) -> ThinReport:
+    model, inputs = build(name)
+    return mrreg.thin(model, p=0.5, example_inputs=inputs)[1]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_inner_group_is_found_and_admitted(name: str) -> None:
+    report = report_of(name)
+    assert Counter(entry.kind for entry in report.values() if entry.admitted) == ADMITTED[name]
+    assert all(0 < entry.kept < entry.units and not entry.reason for entry in report.values() if entry.admitted)
+    assert all(entry.kept == entry.units and entry.reason for entry in report.values() if not entry.admitted)
+    assert {each.attribute for each in report.overrides} == OVERRIDDEN.get(name, set())
+    assert report.masked_share < 0.9
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_dropped_has_a_reason(name: str) -> None:
+    report = report_of(name)
+    for group, reason in REFUSED[name].items():
+        assert reason in report[group].reason
+        assert not report[group].admitted
+
+
+def test_heads_of_all_layers_that_share_a_position_bias_are_one_group() -> None:
+    group = report_of("t5")["encoder.block.0.layer.0.SelfAttention.q"]
+    assert group.units == 4
+    names = {slot.name for slot in group.slots}
+    assert {f"encoder.block.{i}.layer.0.SelfAttention.{part}.weight" for i in (0, 1) for part in "qkvo"} < names
+    assert "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight" in names
+
+
+def test_grouped_query_attention_counts_key_and_value_heads() -> None:
+    group = report_of("llama")["model.layers.0.self_attn.q_proj"]
+    assert (group.units, group.kept) == (2, 1)
+    widths = {slot.name.split(".")[-2]: slot.indices.shape[1] for slot in group.slots}
+    assert widths == {"q_proj": 16, "k_proj": 8, "v_proj": 8, "o_proj": 16}
+
+
+def test_a_fused_gate_and_its_unit_lie_in_one_weight() -> None:
+    group = report_of("phi3")["model.layers.0.mlp.gate_up_proj"]
+    producer = group.slots[0]
+    assert producer.indices[5].tolist() == [5, 48 + 5]
+
+
+def test_squeeze_and_excitation_belongs_to_the_channels_it_scales() -> None:
+    report = report_of("efficientnet")
+    slots = {(slot.name, slot.dim): slot.role for slot in report["features.2.0.block.0.0"].slots}
+    block = "features.2.0.block"
+    assert slots[f"{block}.2.fc2.weight", 0] == "producer"
+    assert slots[f"{block}.2.fc1.weight", 1] == "consumer"
+    assert slots[f"{block}.1.0.weight", 0] == "member"  # the depthwise convolution
+    assert slots[f"{block}.1.1.running_var", 0] == "member"
+    assert report[f"{block}.2.fc1"].units == 4
+
+
+def test_the_slope_of_a_prelu_below_a_max_pool_is_a_member() -> None:
+    assert ("4.weight", 0, "member") in {(slot.name, slot.dim, slot.role) for slot in report_of("lenet")["3"].slots}
+
+
+def test_the_residual_stream_is_dropped_where_it_is_named() -> None:
+    model, inputs = build("resnet18")
+    _, report = mrreg.thin(model, p={"stream": 0.25}, example_inputs=inputs)
+    streams = {name: entry for name, entry in report.items() if entry.admitted}
+    assert set(streams) == {"conv1", "layer2.0.conv2", "layer3.0.conv2", "layer4.0.conv2"}
+    assert streams["conv1"].kept == 48

@@ -1,0 +1,202 @@
+"""The public `thin`: its arguments, its report, and that nothing but the model's class changes."""
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.architectures import build
+from torch import Tensor, nn
+
+import mrreg
+from mrreg.thinning.report import ThinReport
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 2))
+
+
+X = torch.randn(4, 8)
+
+
+def test_it_says_what_is_dropped_and_what_that_saves() -> None:
+    model = network()
+    thin, report = mrreg.thin(model, p=0.5, k=5, example_inputs=X)
+    assert thin is model
+    assert isinstance(model, nn.Sequential)
+    assert [(name, entry.kept, entry.units) for name, entry in report.items() if entry.admitted] == [
+        ("0", 32, 64),
+        ("3", 16, 32),
+    ]
+    plain = 2 * 4 * (8 * 64 * 2 + 64 * 32 * 3 + 32 * 2 * 3)  # the inputs need no gradient
+    masked = 2 * 4 * (8 * 32 * 2 + 32 * 16 * 3 + 16 * 2 * 3)
+    assert report.masked_share == masked / plain
+    assert report.cycle_share == pytest.approx((1 + 4 * masked / plain) / 5)
+    assert "2 of 4 groups lose units" in str(report)
+
+
+def test_little_saved_says_why() -> None:
+    model, inputs = build("convnext")
+    _, report = mrreg.thin(model, p=0.25, example_inputs=inputs)
+    assert "Little is saved; computed whole: features.1.0.block.0" in report.summary()
+
+
+def test_the_same_model_gives_the_same_report() -> None:
+    torch.manual_seed(1)
+    one = mrreg.thin(network(), example_inputs=X)[1]
+    torch.manual_seed(2)
+    two = mrreg.thin(network(), example_inputs=X)[1]
+    assert str(one) == str(two)
+
+
+@pytest.mark.parametrize("inputs", [X, (X,), [X], {"input": X}])
+def test_example_inputs_come_as_the_forward_takes_them(inputs: Any) -> None:
+    assert len(mrreg.thin(network(), example_inputs=inputs)[1].groups) == 2
+
+
+def test_the_model_and_every_random_state_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 2))
+    called: list[object] = []
+    for module in model:
+        module.register_forward_hook(lambda *_: called.append(1))
+    model[0].weight.grad = torch.ones(16, 8)
+    model[4].bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters, mode = list(model.parameters()), model.training
+    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+    dtype, x = torch.get_default_dtype(), X.clone()
+    mrreg.thin(model, example_inputs=x)
+    assert called == []
+    assert all(one is two for one, two in zip(model.parameters(), parameters, strict=True))
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), str(np.random.get_state())) == states[1:]  # noqa: NPY002
+    assert (torch.get_default_dtype(), model.training) == (dtype, mode)
+    assert torch.equal(x, X)
+    assert not x.requires_grad
+    assert model[0].weight.grad is not None
+    assert not model[4].bias.requires_grad
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_report_can_be_saved_and_given_back(tmp_path: Path) -> None:
+    model, inputs = build("vit_timm")
+    _, report = mrreg.thin(copy.deepcopy(model), p=0.25, k=5, example_inputs=inputs)
+    report.save(tmp_path / "plan.pt")
+    loaded = ThinReport.load(tmp_path / "plan.pt")
+    assert str(loaded) == str(report)
+    _, again = mrreg.thin(model, k=10, plan=loaded)
+    assert again.overrides == report.overrides
+    assert again.cycle_share < report.cycle_share
+    assert [group.kept for group in again.groups] == [group.kept for group in report.groups]
+    for one, two in zip(again.groups, report.groups, strict=True):
+        assert all(torch.equal(a.indices, b.indices) for a, b in zip(one.slots, two.slots, strict=True))
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    _, report = mrreg.thin(network(), example_inputs=X)
+    other = nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Dropout(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 2))
+    with pytest.raises(ValueError, match=r"thin: plan must be one for this model, with size 64 in dimension 0 of '0"):
+        mrreg.thin(other, plan=report)
+    with pytest.raises(TypeError, match="thin: plan must be the ThinReport of an earlier call"):
+        mrreg.thin(other, plan="plan.pt")  # type: ignore[arg-type]
+
+
+def test_nothing_to_drop_warns_and_can_be_attached() -> None:
+    model = network()
+    with pytest.warns(mrreg.NoEffectWarning, match="no group of units loses any") as caught:
+        _, report = mrreg.thin(model, p=0.0, example_inputs=X)
+    assert caught[0].filename == __file__
+    assert report.masked_share == 1.0
+    mrreg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_inputs_are_dropped_where_they_are_named() -> None:
+    _, report = mrreg.thin(network(), p={"inputs": 0.25, "hidden": 0.5}, example_inputs=X)
+    assert {name: entry.kept for name, entry in report.items() if entry.admitted} == {
+        "0": 32,
+        "3": 16,
+        "0.weight[1]": 6,
+    }
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LazyLinear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_what_cannot_be_done_says_what_to_do() -> None:
+    with pytest.raises(
+        ValueError, match=r"thin: example_inputs must be what one training forward takes, got None\. Give"
+    ):
+        mrreg.thin(network())
+    with pytest.raises(TypeError, match="thin: example_inputs must be a tensor, a tuple of arguments or a mapping"):
+        mrreg.thin(network(), example_inputs="x")
+    with pytest.raises(
+        RuntimeError, match=r"thin: the model has no shape yet for .*'first\.weight'\. Run one forward first"
+    ):
+        mrreg.thin(Lazy(), example_inputs=X)
+    with pytest.raises(TypeError, match=r"thin: model must be a torch.nn.Module"):
+        mrreg.thin("model", example_inputs=X)  # type: ignore[type-var]
+    with pytest.raises(ValueError, match="thin: k must be a whole number, at least 1, got 0"):
+        mrreg.thin(network(), k=0, example_inputs=X)
+    model = mrreg.thin(network(), example_inputs=X)[0]
+    with pytest.raises(RuntimeError, match="thin: the model is thin already"):
+        mrreg.thin(model, example_inputs=X)
+    mrreg.thin(mrreg.unwrap(model), example_inputs=X)
+
+
+def test_a_forward_that_fails_says_that_the_inputs_were_ours() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        mrreg.thin(network(), example_inputs=torch.randn(2, 9))
+    assert "raised by the forward of a float64 copy of the model on example_inputs" in caught.value.__notes__[0]
+
+
+def test_bfloat16_models_and_frozen_layers() -> None:
+    model = network().bfloat16()
+    model[0].requires_grad_(False)
+    _, report = mrreg.thin(model, example_inputs=X.bfloat16())
+    assert len(report.groups) == 2
+    assert model[0].weight.dtype == torch.bfloat16
+
+
+def test_absent_inputs_are_not_read_and_their_columns_get_no_gradient() -> None:
+    torch.manual_seed(0)
+    model, x = network().double(), X.double()
+    first, dropout = model[0], model[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(dropout, nn.Dropout)
+    dropout.p, weight = 0.0, first.weight
+    mrreg.thin(model, p={"inputs": 0.25, "hidden": 0.5}, example_inputs=X)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    out = model(x)
+    out.sum().backward()
+    assert weight.grad is not None
+    unread = weight.grad.eq(0).all(0)
+    assert unread.sum() == 2
+    torch.testing.assert_close(model(x + unread * 100.0), out, rtol=0, atol=0)
+    assert not torch.allclose(model(x + ~unread * 100.0), out)
+    optimizer.step()
+
+
+def test_layers_with_a_mask_of_their_own_are_left_to_it() -> None:
+    layers = [nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2)]
+    layers[0] = mrreg.MultirateMask(layers[0], p=0.5)
+    model = nn.Sequential(*layers)
+    _, report = mrreg.thin(model, example_inputs=X)
+    assert [group.name for group in report.groups] == ["2", "4"]
+    assert report["0.module"].reason == "'0' has a MultirateMask of its own"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    for _ in range(6):
+        model(X).sum().backward()
+        optimizer.step()

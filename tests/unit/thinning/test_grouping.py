@@ -1,0 +1,204 @@
+"""Small networks of our own: what belongs together, and what is no group."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mrreg.masks.slots import UnitGroup
+from mrreg.thinning.double_copy import double_copy, probing, read_inputs
+from mrreg.thinning.grouping import Refusal, find
+
+
+def look(model: nn.Module, *inputs: Tensor) -> tuple[dict[str, UnitGroup], dict[str, Refusal]]:
+    twin = double_copy(model)
+    with probing(twin):
+        groups, refusals = find(twin, read_inputs(inputs), lambda _: None)
+    return {group.name: group for group in groups}, {refusal.name: refusal for refusal in refusals}
+
+
+def roles(group: UnitGroup) -> dict[str, str]:
+    return {f"{slot.name}[{slot.dim}]": slot.role for slot in group.slots}
+
+
+class Net(nn.Module):
+    """A first and a last layer around what a test is about."""
+
+    def __init__(self, width: int = 8, out: int = 8) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(out, 3)
+
+    def between(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.first(x)))  # type: ignore[no-any-return]
+
+
+X = torch.randn(5, 4)
+
+
+def test_a_hidden_layer_is_a_group_and_the_inputs_are_one() -> None:
+    groups, refusals = look(Net(), X)
+    assert groups["first"].kind == "hidden"
+    assert roles(groups["first"]) == {
+        "first.weight[0]": "producer",
+        "first.bias[0]": "member",
+        "last.weight[1]": "consumer",
+    }
+    assert groups["first.weight[1]"].kind == "inputs"
+    assert roles(groups["first.weight[1]"]) == {"first.weight[1]": "consumer"}
+    assert refusals["last"].reason == "they reach the model's output"
+
+
+def test_a_concatenation_keeps_groups_apart() -> None:
+    class Two(Net):
+        def __init__(self) -> None:
+            super().__init__(out=14)
+            self.second = nn.Linear(4, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.cat([F.gelu(self.first(x)), self.second(x).tanh()], 1))  # type: ignore[no-any-return]
+
+    _, refusals = look(Two(), X)
+    assert refusals["first"].reason == "the units differ in size or in where they lie"
+
+
+def test_a_gate_of_one_weight_has_two_rows_for_each_unit() -> None:
+    class Gated(Net):
+        def __init__(self) -> None:
+            super().__init__(out=4)
+
+        def between(self, x: Tensor) -> Tensor:
+            gate, value = x.chunk(2, -1)
+            return F.silu(gate) * value
+
+    group = look(Gated(), X)[0]["first"]
+    assert (group.kind, group.units) == ("hidden", 4)
+    assert group.slots[0].indices.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_interleaved_units_are_found_at_their_positions() -> None:
+    class Interleaved(Net):
+        def __init__(self) -> None:
+            super().__init__(out=4)
+
+        def between(self, x: Tensor) -> Tensor:
+            return x.view(-1, 4, 2).prod(-1)
+
+    group = look(Interleaved(), X)[0]["first"]
+    assert group.slots[0].indices.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_heads_are_found_without_being_told_how_many_there_are() -> None:
+    class Attention(Net):
+        def __init__(self) -> None:
+            super().__init__(width=36, out=12)
+
+        def between(self, x: Tensor) -> Tensor:
+            q, k, v = (y.reshape(-1, 3, 4).transpose(0, 1) for y in x.chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+
+    group = look(Attention(), X)[0]["first"]
+    assert (group.kind, group.units) == ("heads", 3)
+    assert group.slots[0].indices[1].tolist() == [*range(4, 8), *range(16, 20), *range(28, 32)]
+
+
+def test_every_tensor_with_a_position_for_each_unit_is_a_member() -> None:
+    class Members(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.prelu = nn.BatchNorm1d(8), nn.PReLU(8)
+            self.scale = nn.Parameter(torch.zeros(8))
+            self.table = nn.Parameter(torch.zeros(6, 8))  # only the second dimension counts units
+            self.shift: Tensor
+            self.register_buffer("shift", torch.zeros(8, 1))
+
+        def between(self, x: Tensor) -> Tensor:
+            scaled: Tensor = self.prelu(self.norm(x)) * self.scale
+            return scaled + self.table[:5].sin() + self.shift.squeeze(1)
+
+    names = {name for name, role in roles(look(Members(), X)[0]["first"]).items() if role == "member"}
+    norm = {f"norm.{name}[0]" for name in ("weight", "bias", "running_mean", "running_var")}
+    assert names == norm | {"first.bias[0]", "prelu.weight[0]", "scale[0]", "table[1]", "shift[0]"}
+
+
+def test_a_layer_that_is_called_twice_is_in_one_group() -> None:
+    class Twice(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.again = nn.Linear(8, 8)
+
+        def between(self, x: Tensor) -> Tensor:
+            return self.again(F.relu(self.again(F.relu(x))))  # type: ignore[no-any-return]
+
+    found = roles(look(Twice(), X)[0]["first"])
+    assert {found[f"{name}[0]"] for name in ("first.weight", "again.weight")} == {"producer"}
+    assert {found[f"{name}[1]"] for name in ("again.weight", "last.weight")} == {"consumer"}
+
+
+def test_a_residual_sum_is_a_stream_and_its_branch_is_not() -> None:
+    class Residual(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 10), nn.Linear(10, 8)
+
+        def between(self, x: Tensor) -> Tensor:
+            return x + self.down(F.relu(self.up(x)))  # type: ignore[no-any-return]
+
+    groups, _ = look(Residual(), X)
+    assert {name: group.kind for name, group in groups.items()} == {
+        "first": "stream",
+        "up": "hidden",
+        "first.weight[1]": "inputs",
+    }
+    assert roles(groups["first"])["down.weight[0]"] == "producer"
+
+
+class Normalized(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (8,))
+
+
+class Unreadable(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = nn.Parameter(torch.zeros(8, 8))
+
+    def between(self, x: Tensor) -> Tensor:
+        return torch.einsum("bi,ij->bj", x, self.core)
+
+
+class Both(Net):
+    def between(self, x: Tensor) -> Tensor:
+        return F.relu(x) * self.first.weight.sum()
+
+
+class Tied(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.first(x)) @ self.first.weight
+
+
+class Unused(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.repeat(1, 2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "reason"),
+    [
+        (Normalized, "first", "what follows mixes all of them"),
+        (Unreadable, "first", "what follows mixes all of them"),
+        (Tied, "first", "first.weight has two roles: it makes these channels and reads them"),
+        (Both, "first", "first.weight is also used by an operation that cannot be read"),
+    ],
+)
+def test_what_is_no_group_says_why(kind: type[Net], name: str, reason: str) -> None:
+    groups, refusals = look(kind(), X)
+    assert name not in groups
+    assert reason in refusals[name].reason
+
+
+def test_what_the_forward_does_not_use_is_not_there() -> None:
+    groups, refusals = look(Unused(), X)
+    assert "first" not in groups | refusals
