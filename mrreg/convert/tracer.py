@@ -132,11 +132,18 @@ def _trace(where: str, model: nn.Module, example_inputs: Any, *, largest: bool) 
 @contextmanager
 def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
     """Let a forward leave nothing behind and skip nothing at random."""
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with copied_state(where, model), random_state_kept(model), torch.no_grad(), eager, catch_warnings():
+    with copied_state(where, model), random_state_kept(model), torch.no_grad(), _uncompiled(), catch_warnings():
         simplefilter("ignore")
         set_extreme_generators(largest)
         torch.default_generator.manual_seed(0)  # for whole numbers; the same on every rank
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run what is compiled eagerly, without importing the compiler for it."""
+    compiling = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():  # takes effect when it is made
         yield
 
 
