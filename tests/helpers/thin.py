@@ -9,7 +9,7 @@ from mrreg.masks.slots import Kind, Role, Slot, UnitGroup
 from mrreg.masks.thin_mask import ThinMask, thin_mask
 from mrreg.masks.thin_model import install
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def group(name: str, units: int, kept: int, kind: Kind = "hidden", **slots: list[tuple[str, int]]) -> UnitGroup:
