@@ -21,15 +21,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.convert.isolation import (
+from mrreg.convert.layers import DROPOUTS, arity, role
+from mrreg.convert.value_graph import Node
+from mrreg.isolation import (
     copied_state,
     deep_copy,
     generators_moved,
     random_state_kept,
     set_extreme_generators,
 )
-from mrreg.convert.layers import DROPOUTS, arity, role
-from mrreg.convert.value_graph import Node
 from mrreg.module_utils import has_stock_forward, tensors_in
 
 DROPOUT_FUNCTION = re.compile(r"(feature_)?(alpha_)?dropout(\dd)?_?")
