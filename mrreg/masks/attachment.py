@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
