@@ -223,3 +223,21 @@ def test_adapters_switched_on_and_off() -> None:
         assert flags(adapted) == before
     assert counts == [counts[0] if t % K == 0 else 2 for t in range(STEPS)]
     assert counts[0] > 2
+
+
+def test_masks_in_the_fast_part() -> None:
+    """A masked forward calls its layer with other tensors in the place of the parameters."""
+    results = []
+    for at_rest in (True, False):
+        net: Any = mrreg.mask(network(), {"head": 0.5}, k=2)
+        given: Any = net if at_rest else net.parameters()
+        optimizer = mrreg.MultirateSGD(given, lr=0.1, k=K, fast=net.head, momentum=0.9)
+        mrreg.attach(optimizer, net)
+        for t in range(STEPS):
+            torch.autograd.backward(loss(net, t))
+            assert gradients(net) == expected_gradients(t)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert not at_rest or all(flags(net))
+        results.append(net)
+    assert bits(*results)
