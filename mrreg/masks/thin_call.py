@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
+from typing_extensions import Self
 
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state

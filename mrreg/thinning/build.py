@@ -8,12 +8,12 @@ from warnings import warn
 import torch
 from torch import nn
 
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
-from mrreg.module_utils import within
+from mrreg.module_utils import check_materialized, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.counts import with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
@@ -104,7 +104,7 @@ def thin(
 def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
     """Return all groups of units of a model, of which none is tried; `kept` is the number of units."""
     twin = double_copy(model)
-    with probing([twin]):
+    with probing(twin):
         return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
 
 
@@ -113,9 +113,7 @@ def _check(model: nn.Module) -> None:
         raise invalid_argument(TypeError, WHERE, "model", "a torch.nn.Module, not a scripted one", model)
     if any(NAME in vars(module) for module in model.modules()):
         raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    if lazy := [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]:
-        raise invalid_state(WHERE, f"the model has no shape yet for {quoted(lazy)}", "Run one forward first.")
+    check_materialized(WHERE, "model", model)
 
 
 def _search(
@@ -131,7 +129,7 @@ def _search(
     progress = Progress(WHERE)
     twin = double_copy(model)
     try:
-        with probing([twin]):
+        with probing(twin):
             groups, refusals = find(twin, read_inputs(example_inputs), progress)
             refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
             groups = [group for group in groups if not _masked_otherwise(model, group)]
