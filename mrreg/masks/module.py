@@ -142,8 +142,7 @@ class MultirateMask(Wrapper, CyclicMask):
         # the one place that chooses how to compute: without the dropped units, as one product, or with masked weights
         self._forward_ran.masked = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
-        if self._kept_units:
-            units = self._kept_units
+        if units := self._kept_units:
             for t in filter(lambda t: t.name in units, self.targets):
                 units[t.name].scale = self._scale(t)
             if compact.should_use(module, self.structure, units, args):
