@@ -63,5 +63,5 @@ def _recording() -> object:
 
 def _refusal() -> RuntimeError:
     problem = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
-    remedy = "Put the checkpoint around the MultirateMask instead, or mask the layers inside the checkpointed part."
+    remedy = "Put the checkpoint around the MultirateMask or the thin model instead, or mask the layers inside it."
     return invalid_state("MultirateMask", problem, remedy)

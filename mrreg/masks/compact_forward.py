@@ -11,20 +11,21 @@ two layers of a hidden pair (the dropout inside a Transformer layer) draws for t
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mrreg.masks.functional_call import functional_call
-from mrreg.masks.masked_tensor import Masking, masked
+from mrreg.masks.kept_entries import KeptUnits
+from mrreg.masks.masked_tensor import Masking, ReusableBuffer, masked
 from mrreg.module_utils import has_global_hooks, is_stock, parameter
 
-# Minimum multiply-adds saved per gathered entry for the compact path to pay off. Measured on a CPU; elsewhere the
-# arithmetic is faster and copying is not, so that more must be saved.
+# Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
+# arithmetic is faster and the copy is not, so more must be saved.
 PAYS_CPU = 32
 PAYS_ELSEWHERE = 512
-FEATURE_LINEAR, FEATURE_CONV = 3, 9  # cost of gathering or scattering a feature, in gathered entries (measured)
+FEATURE_LINEAR, FEATURE_CONV = 3, 9  # what gathering or scattering a feature costs, in gathered entries (measured)
 BLOCK = 8  # channels_last convolutions fall off their fast path unless their width is a multiple of this
 
 LINEAR_FORWARD = nn.Linear.forward  # others may patch the class later
@@ -32,36 +33,32 @@ SINGLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PAIRED = (nn.Sequential, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
-class Units(NamedTuple):
-    """Kept units of one parameter: ascending indices along its dimension `dim`, and the factor of their entries."""
+class Units(KeptUnits):
+    """The kept units of one parameter: their indices, ascending, along its dimension `dim`; `scale` multiplies them."""
 
-    dim: int
-    kept: Tensor
-    scale: float = 1.0
-
-    def gather(self, parameter: Tensor) -> Tensor:
-        """Return the kept slices of a parameter."""
-        small = parameter.index_select(self.dim, self.kept)
-        return small if self.scale == 1 else small * self.scale
+    def __init__(self, dim: int, kept: Tensor, scale: float = 1.0, gradients: ReusableBuffer | None = None) -> None:
+        super().__init__(scale, gradients)
+        self.dim, self.kept = dim, kept
+        self._kept = {dim: kept}
 
     def dropped(self, parameter: Tensor) -> int:
-        """Return the number of units of a parameter that are left out."""
+        """How many units of a parameter are left out."""
         return parameter.shape[self.dim] - len(self.kept)
 
 
 def should_use(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
-    """Return True if a masked step should leave the dropped units out: it can, and saves time by it."""
+    """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
     return known and pays(module, structure, units, args) and unnoticed(module) and _together(module, units)
 
 
 def _together(module: nn.Module, units: Mapping[str, Units]) -> bool:
-    """Return True if parameters are on the device of their units: not in replicas, or if shards rest elsewhere."""
+    """Whether parameters are where their units were drawn: not so where shards rest on another device."""
     return all(parameter(module, name).device == drawn.kept.device for name, drawn in units.items())
 
 
 def unnoticed(module: nn.Module) -> bool:
-    """Return True if smaller tensors can stand for the module's parameters without anybody noticing.
+    """Whether smaller tensors can stand in for the module's parameters without anybody noticing.
 
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
@@ -70,7 +67,7 @@ def unnoticed(module: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Return True if a module computes what its torch class does, from plain tensors, whatever their width."""
+    """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
     if module.__dict__.get("groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
     plain = (type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
@@ -78,7 +75,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
-    """Return True if leaving the dropped units out saves more than gathering the kept ones costs, by size alone."""
+    """Whether leaving the dropped units out saves more than gathering the kept ones costs, by size alone."""
     weights = {name: parameter(module, name) for name in units if name.endswith("weight")}
     if not weights or not args or not isinstance(args[0], Tensor):
         return False
@@ -87,7 +84,6 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
         return False
     if not weight.is_contiguous() and len(units[name].kept) % BLOCK:
         return False
-    # batch entries, or output positions of a convolution
     rows = features.numel() // _inputs(weight) // prod(getattr(module, "stride", ()))
     others = {name: w.numel() // w.shape[units[name].dim] for name, w in weights.items()}
     saved = 3 * rows * sum(units[name].dropped(w) * others[name] for name, w in weights.items())
@@ -101,26 +97,24 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
 
 
 def _inputs(weight: Tensor) -> int:
-    """Return the number of input features that a weight of Linear or Conv expects."""
+    """The width a weight of Linear or Conv expects."""
     return weight.shape[1]
 
 
 def _channel(weight: Tensor) -> int:
-    """Return the dimension of units in features: last for Linear, before the spatial ones for Conv."""
+    """Where the units lie in features: last for Linear, before the spatial dimensions for Conv, batched or not."""
     return -1 if weight.dim() == 2 else 1 - weight.dim()
 
 
 def forward(
     module: nn.Module, structure: str, units: Mapping[str, Units], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Return what the module computes with all but the kept units at zero.
+    """What the module computes with all but the kept units at zero.
 
     `units` names every parameter that holds units of the mask: for "input" the weight, for "output" the weight and
     (if masked) the bias, for "hidden" the producer's weight and bias and the consumer's weight.
     """
-    small = {
-        name: kept.gather(parameter(module, name)) for name, kept in units.items()
-    }  # (kept, ...) or (.., kept, ..)
+    small = {name: kept.gather(parameter(module, name)) for name, kept in units.items()}
     if structure == "hidden":
         return functional_call(small, module, args, kwargs)
     weight, kept = parameter(module, "weight"), units["weight"].kept

@@ -83,7 +83,7 @@ class MultirateMask(Wrapper, CyclicMask):
     _drawn_p: float  # of the slow subset: the user may have set another since
     _bits: dict[str, Tensor]  # of each masked parameter: -1 kept, 0 slow; they broadcast over it
     _float_masks: dict[str, Tensor]  # the same memory, for compilers
-    _kept_units: dict[str, tuple[int, Tensor]]  # dimension and indices, where whole units without groups are drawn
+    _kept_units: dict[str, compact.Units]  # where whole units without groups are drawn
     _unsharded: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
     _versions: dict[str, tuple[int, int]]  # ids and versions of parameters in the last masked forward since a step
     _moves: int  # how often they moved since that step
@@ -143,9 +143,9 @@ class MultirateMask(Wrapper, CyclicMask):
         # the one place that chooses how to compute: without the dropped units, as one product, or with masked weights
         self._forward_ran.masked = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
-        if self._kept_units:
-            scales = {t.name: self._scale(t) for t in self.targets}
-            units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept_units.items()}
+        if units := self._kept_units:
+            for t in filter(lambda t: t.name in units, self.targets):
+                units[t.name].scale = self._scale(t)
             if compact.should_use(module, self.structure, units, args):
                 return compact.forward(module, self.structure, units, args, kwargs)
         values, masks = {}, {}
@@ -221,11 +221,17 @@ class MultirateMask(Wrapper, CyclicMask):
                 source = target.layout.spread(units[target.group], weight.shape)
                 drawn = cut(source, weight)
                 if target.layout.repeats == target.layout.groups == 1:
-                    self._kept_units[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
+                    self._keep_units(target.name, target.layout.dim, units[target.group].nonzero().flatten())
             self._set_bits(target.name, drawn)
             if is_sharded(weight):
                 self._unsharded[target.name] = source
         vars(self).update(_drawn_p=self.p)
+
+    def _keep_units(self, name: str, dim: int, kept: Tensor) -> None:
+        """Keep the indices of kept units on the device of their parameter."""
+        weight, gradients = parameter(self.module, name), self._mask_buffers[name].gradients
+        self._kept_units[name] = compact.Units(dim, kept.to(weight.device), 1.0, gradients)
+        self._kept_units[name].keep({dim: kept}, weight)
 
     def _set_bits(self, name: str, bits: Tensor) -> None:
         """Keep bits on the device of their parameter, as wide as its entries."""
@@ -277,8 +283,9 @@ class MultirateMask(Wrapper, CyclicMask):
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, bits in self._bits.items():
             self._set_bits(name, bits)
-        kept_units = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept_units.items()}
-        self._kept_units, self._versions = kept_units, {}
+        for name, units in self._kept_units.items():
+            self._keep_units(name, units.dim, units.kept)
+        self._versions = {}
         return self
 
 
