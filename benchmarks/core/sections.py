@@ -24,6 +24,16 @@ def gain(method: str, over: str, name: str) -> Values:
     return lambda record: stats.paired(record.numbers(method, name), record.numbers(over, name))
 
 
+def below(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies below a bound, one a seed (or repeat)."""
+    return lambda record: [bound - value for value in record.numbers(method, name).values()]
+
+
+def above(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies above a bound, one a seed (or repeat)."""
+    return lambda record: [value - bound for value in record.numbers(method, name).values()]
+
+
 @dataclass(frozen=True)
 class Paper:
     """A number of the paper: its mean, and smallest and largest where the paper gives them."""

@@ -60,6 +60,11 @@ def judge(differences: Iterable[float], above: float = 0.0) -> str:
     return "below" if high < above else "within noise"
 
 
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return numbers as one reads timings: median, smallest and largest."""
+    return f"median {median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 def sentence(one: str, other: str, differences: Sequence[float], unit: str, digits: int = 2) -> str:
     """Put paired differences (one minus other) into plain words."""
     found = summarize(differences)

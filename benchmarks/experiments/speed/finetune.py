@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import mrreg
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Claim, Row, Section, Values, metric
+from benchmarks.core.sections import Claim, Row, Section, Values, above, metric
 from benchmarks.core.timing import interleaved
 from benchmarks.experiments.speed.finetune_networks import CLASSES, NETWORKS, Case
 
@@ -170,10 +170,6 @@ def runs(config: SpeedConfig) -> list[Run]:
     return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 
-def _less(case: Case, name: str, bound: float) -> Values:
-    return lambda record: [value - bound for value in record.numbers(case.name, name).values()]
-
-
 def _near(case: Case, k: int) -> Values:
     """Return how much of the 10 % is left."""
 
@@ -193,13 +189,13 @@ def _rows(case: Case) -> list[Row]:
 def _claims(case: Case, hand: tuple[int, ...]) -> list[Claim]:
     said = [
         Claim(f"{case.name}, k = {k}: at least {HAND} of a hand-written loop's speed",
-              _less(case, f"against hand k={k}", HAND))
+              above(case.name, f"against hand k={k}", HAND))
         for k in hand
     ]  # fmt: skip
     said += [Claim(f"{case.name}, k = {k}: predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
     if case.target is not None:
         text = f"{case.name}, k = 5: at least {case.target} times as fast as full fine-tuning"
-        said.insert(0, Claim(text, _less(case, "speed-up k=5", case.target)))
+        said.insert(0, Claim(text, above(case.name, "speed-up k=5", case.target)))
     return said
 
 
