@@ -3,6 +3,8 @@
 Everything here is element-wise, so every rank works on what it holds, without communication.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,17 @@ def local(value: Tensor) -> Tensor:
         return value.detach()
     with torch.no_grad():
         return value.to_local().detach()  # type: ignore[attr-defined, no-any-return]
+
+
+def as_sharded(here: Tensor, like: Tensor, shape: torch.Size) -> Tensor:
+    """Return this rank's part of a tensor of some shape as one that is spread over ranks as another is."""
+    if not is_sharded(like):
+        return here
+    from torch.distributed.tensor import DTensor
+
+    stride = torch.empty(shape, device="meta").stride()
+    where: tuple[Any, Any] = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return DTensor.from_local(here, *where, run_check=False, shape=shape, stride=stride)
 
 
 def local_all(values: list[Tensor]) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from mrreg.masks.functional_call import functional_call
 from mrreg.masks.masked_tensor import Masking, masked
-from mrreg.module_utils import is_stock, parameter
+from mrreg.module_utils import has_global_hooks, is_stock, parameter
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
@@ -139,7 +139,7 @@ def is_bare_linear(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     """Return True for one matrix product that nobody watches: calling the module would cost more than the mask."""
     if type(module) is not nn.Linear or nn.Linear.forward is not LINEAR_FORWARD or kwargs or len(args) != 1:
         return False
-    return is_plain(module) and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    return is_plain(module) and not has_global_hooks()
 
 
 def bare_linear(module: nn.Linear, x: Tensor, masks: Mapping[str, Masking]) -> Tensor:

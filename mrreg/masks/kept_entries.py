@@ -50,11 +50,14 @@ class KeptEntries:
 
     def put(self, small: Tensor, whole: Tensor) -> None:
         """Write kept entries into a tensor, whose others stay as they are."""
-        matrix, rows = whole.permute(self._order).view(self._matrix), self._rows_of(small)
+        ordered, rows = whole.permute(self._order), self._rows_of(small)
+        matrix = ordered.reshape(self._matrix)
         if rows.dim() == 1:  # a third of the time of index_copy_, which is faster for longer rows (CPU)
             matrix.scatter_(0, self.rows, rows)
         else:
             matrix.index_copy_(0, self.rows, rows)
+        if not ordered.is_contiguous():  # of another layout: the matrix is a copy
+            ordered.copy_(matrix.view(self._sizes))
 
     def spread(self, small: Tensor) -> Tensor:
         """Return a tensor with these entries and zeros elsewhere, by operations that graphs can contain."""

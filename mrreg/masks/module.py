@@ -2,10 +2,11 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import cut, is_sharded

@@ -69,6 +69,10 @@ class ThinTensor:
             found = self._entries[key] = KeptEntries(here, kept, here.device)
         return found
 
+    def kept_shape(self, value: Tensor) -> torch.Size:
+        """The shape of the kept entries, on all ranks together."""
+        return torch.Size(len(self._kept[dim]) if dim in self._kept else size for dim, size in enumerate(value.shape))
+
     def gather(self, value: Tensor) -> Tensor:
         """What stands for the parameter or buffer in a masked forward.
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mrreg.errors import add_note
 from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
 
 
@@ -67,7 +68,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
             output = twin(*inputs.args, **inputs.kwargs)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
-        error.add_note(f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
+        add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
     leaving = [tensor for tensor in floats_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
