@@ -56,6 +56,7 @@ METHODS = {
     "masks by entry": Method("entries"),
 }
 FEW = tuple(METHODS)[:5]
+MOST = tuple(name for name in METHODS if name != "thin, k = 10, boost 1")
 PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.0, 0.5))
 DECAY = (1e-3, 3e-3, 1e-2)
 
@@ -85,7 +86,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, (Size(100, 2),), 1, batch=25, width=16, validation=200, timings=1, data="digits"),
-    "cpu": Config(10, (Size(1000, 50), Size(5000, 20, FEW))),
+    "cpu": Config(10, (Size(1000, 30, MOST), Size(5000, 12, FEW))),
     "gpu": Config(10, (Size(1000, 200), Size(5000, 100), Size(50_000, 50))),
 }
 
@@ -105,7 +106,7 @@ def comparisons(config: Config) -> list[Comparison[Method]]:
         Comparison(
             {name: METHODS[name] for name in size.methods},
             config.seeds,
-            evenly(size.epochs * -(-size.images // config.batch), points=3),
+            evenly(size.epochs * -(-size.images // config.batch), points=2),
             Costs("none", config.timings, name=f"costs {size.images}"),
             search(size),
             setting=size.images,
