@@ -113,7 +113,7 @@ def demo_(
 
 
 def folder(preset: str) -> Path:
-    """Where records go unless told otherwise."""
+    """Return the folder of records unless told otherwise."""
     return SMOKE if preset == "smoke" else RESULTS
 
 

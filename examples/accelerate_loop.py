@@ -14,7 +14,7 @@ from mrreg import MultirateSGD
 
 
 def prepared() -> tuple[Accelerator, Any, Any]:
-    """A pretrained network would be loaded here."""
+    """Make the network (a pretrained one would be loaded here) and its optimizer."""
     torch.manual_seed(0)
     body = [layer for width in (16, 64, 64) for layer in (nn.Linear(width, 64), nn.ReLU())]
     model = nn.Sequential(*body, nn.Linear(64, 1))
@@ -24,7 +24,7 @@ def prepared() -> tuple[Accelerator, Any, Any]:
 
 
 def train(accelerator: Accelerator, model: Any, optimizer: Any, batches: range) -> float:
-    """The last loss."""
+    """Train on some batches and return the last loss."""
     loss = torch.zeros(())
     for i in batches:
         x = torch.randn(32, 16, generator=torch.Generator().manual_seed(i))

@@ -1,6 +1,6 @@
 """Fine-tune a pretrained network: the new head at every step, everything below it at every fifth.
 
-The loop is the ordinary one. Between sync steps autograd stops below the head, since nothing there asks for gradients.
+The loop is the ordinary one. Between sync steps autograd stops below the head: nothing there asks for a gradient.
 """
 
 import copy
@@ -21,7 +21,7 @@ def make_task(shift: float) -> tuple[Tensor, Tensor]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, steps: int) -> float:
-    """Seconds that the steps take."""
+    """Train, and return the seconds that the steps take."""
     criterion = nn.CrossEntropyLoss()
     begin = time.perf_counter()
     for step in range(steps):

@@ -28,7 +28,7 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.head(self.trunk(batch[0])), batch[1])
 
     def configure_optimizers(self) -> Any:
-        """All that is new."""
+        """Make the optimizer: nothing else is new."""
         optimizer = mrreg.MultirateSGD(self, lr=0.05, k=5, fast="head", momentum=0.9)
         mrreg.batch_norm(optimizer, self, statistics="sync")
         return optimizer

@@ -22,6 +22,7 @@ from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
 from mrreg.optim.sgd import MultirateSGD
+from mrreg.plotting import plot
 from mrreg.thinning.build import thin
 from mrreg.thinning.report import ThinReport
 
@@ -41,6 +42,7 @@ __all__ = [
     "batch_norm",
     "biases",
     "mask",
+    "plot",
     "register_layer",
     "split",
     "swap_dropout",

@@ -22,19 +22,16 @@ Model = Annotated[str, typer.Argument(help="What makes the model, as module:fact
 Shape = Annotated[list[str] | None, typer.Option(help="Shape of an input of random numbers; once for each argument.")]
 Inputs = Annotated[str | None, typer.Option(help="What makes the example inputs instead, as module:factory.")]
 Fast = Annotated[list[str] | None, typer.Option(help="What trains at every step: names or patterns; else the end.")]
+P = Annotated[float, typer.Option("--p", help="Share of the units that are absent on masked steps.")]
+K = Annotated[int, typer.Option("--k", help="Steps per cycle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
-app = typer.Typer(
-    help="Ask what multirate training would do for a model, before training.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()
 def main() -> None:
-    """Ask what multirate training would do for a model, before training."""
+    """Ask before training what multirate training would do for a model."""
 
 
 @app.command()
@@ -44,6 +41,18 @@ def audit(model: Model, shape: Shape = None, inputs: Inputs = None, fast: Fast =
         made, example_inputs = _model(model), _example_inputs(shape or [], inputs)
         report = mrreg.audit(made, fast or _last_module(made), example_inputs)
     typer.echo(json.dumps(report, indent=2) if as_json else str(report))
+
+
+@app.command()
+def thin(
+    model: Model, shape: Shape = None, inputs: Inputs = None, p: P = 0.5, k: K = 5, as_json: AsJson = False
+) -> None:
+    """List the groups of units that thin training drops, what a masked step computes, and what is refused and why."""
+    with _one_line_errors():
+        _, report = mrreg.thin(_model(model), p, k, _example_inputs(shape or [], inputs))
+    groups = {name: vars(entry) | {"slots": [slot.name for slot in entry.slots]} for name, entry in report.items()}
+    plain = {"groups": groups, "k": k, "masked_share": report.masked_share, "cycle_share": report.cycle_share}
+    typer.echo(json.dumps(plain, indent=2) if as_json else str(report))
 
 
 @contextmanager
@@ -85,8 +94,8 @@ def _model(path: str) -> nn.Module:
 def _example_inputs(shapes: list[str], path: str | None) -> Any:
     """Return random numbers of the given shapes, or what a factory makes."""
     if bool(shapes) == bool(path):
-        got = "both" if path else "neither"
-        raise invalid_argument(ValueError, "mrreg", "inputs", "given by --shape or by --inputs", got)
+        rule = "given by --shape or by --inputs"
+        raise invalid_argument(ValueError, "mrreg", "inputs", rule, "both" if path else "neither")
     if path:
         found = _load("inputs", path)
         return found() if callable(found) else found
@@ -94,10 +103,9 @@ def _example_inputs(shapes: list[str], path: str | None) -> Any:
 
 
 def _sizes(shape: str) -> list[int]:
-    sizes = shape.split(",")
-    if not all(size.strip().isdecimal() for size in sizes):
+    if not all(size.strip().isdecimal() for size in shape.split(",")):
         raise invalid_argument(ValueError, "mrreg", "shape", "whole numbers with commas, such as 2,3,64,64", shape)
-    return [int(size) for size in sizes]
+    return list(map(int, shape.split(",")))
 
 
 def _last_module(model: nn.Module) -> str:

@@ -12,23 +12,23 @@ from mrreg.errors import invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
-    """The name of something inside the module at path."""
+    """Return the name of something inside the module at path."""
     return f"{path}.{name}" if path else name
 
 
 def common(one: str, two: str) -> str:
-    """The name of the smallest module that holds both."""
+    """Return the name of the smallest module that holds both."""
     both = zip(one.split("."), two.split("."), strict=False)
     return ".".join(name for name, _ in takewhile(lambda names: names[0] == names[1], both))
 
 
 def within(path: str, name: str) -> bool:
-    """Whether a name lies in the module at path, or is it."""
+    """Return True if a name is that of the module at path, or lies in it."""
     return not path or name == path or name.startswith(f"{path}.")
 
 
 def holders(model: nn.Module) -> dict[int, list[str]]:
-    """The modules that hold each parameter, by its id: more than one where parameters are tied."""
+    """Return the modules that hold each parameter, by its id: more than one where parameters are tied."""
     found: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for parameter in module._parameters.values():
@@ -37,7 +37,7 @@ def holders(model: nn.Module) -> dict[int, list[str]]:
 
 
 def parameter(module: nn.Module, name: str) -> Tensor:
-    """What stands under the dotted name of a parameter: that, or what functional_call has put in its place.
+    """Return the parameter of a dotted name, or what functional_call has put in its place.
 
     `get_parameter` asks more on the way, which every step of every masked parameter would pay for.
     """

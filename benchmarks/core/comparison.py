@@ -39,7 +39,7 @@ class Search:
         like: Methods that take what the search has found for another one.
         trial: The name of a trial in the record.
         seeds: Trainings of each.
-        at: Whether trials end at the baseline's steps or at its seconds.
+        at: Trials end at the baseline's steps, or at its seconds.
         score: How good a trial's result is: more is better.
     """
 
@@ -71,7 +71,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Costs(Generic[M]):
-    """How steps are timed: every method takes `cycle` steps, then the next one, for `turns` turns.
+    """The timing of steps: every method takes `cycle` steps, then the next one, for `turns` turns.
 
     Args:
         baseline: The method whose seconds everyone gets.
@@ -129,7 +129,7 @@ class Comparison(Generic[M]):
 
 @dataclass(frozen=True)
 class Job:
-    """What `build` gets beside configuration, method and seed.
+    """The circumstances of a training: what `build` gets beside configuration, method and seed.
 
     Args:
         what: Training on which steps are timed, trials are judged on validation data, or methods are compared.
@@ -150,7 +150,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome(Generic[M]):
-    """What one training gave, from which `Study.result` makes what is put into the record.
+    """The yield of one training, from which `Study.result` makes what is put into the record.
 
     Args:
         what: "trial" or "compare".

@@ -1,4 +1,4 @@
-"""What the command line prints as a single line, without a traceback."""
+"""Errors that the command line prints as a single line, without a traceback."""
 
 
 class UserError(RuntimeError):

@@ -23,7 +23,7 @@ DIGITS = 6  # significant digits kept of each number
 ROOT = Path(__file__).parents[2]
 
 Result = Mapping[str, Any]
-"""What one method gives with one seed: plain numbers ("accuracy": 98.3) and curves ("accuracy per epoch": [...])."""
+"""The numbers of one method and seed: plain numbers ("accuracy": 98.3) and curves ("accuracy per epoch": [...])."""
 
 
 class Config(Protocol):
@@ -104,7 +104,7 @@ class Record:
         temporary.replace(path)
 
     def differs(self, other: "Record") -> str:
-        """Why the runs of another record cannot continue this one; empty if they can. More seeds are no reason."""
+        """Return why the runs of another record cannot continue this one; empty if they can. Seeds are no reason."""
         new, old = self.identity(), other.identity()
         names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         return ", ".join(f"{name} {old.get(name)!r} -> {new.get(name)!r}" for name in names)
@@ -169,7 +169,7 @@ def compact(value: Any, where: str) -> Any:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device is, in words that stay the same from run to run."""
+    """Return the name of a device, in words that stay the same from run to run."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")

@@ -102,7 +102,7 @@ class Benchmark(Generic[C]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a benchmark got."""
+    """The progress of a benchmark."""
 
     path: Path
     added: int

@@ -1,4 +1,4 @@
-"""What a report shows of a record, said as data: one section for each table or figure of the paper."""
+"""The report of a record as data: one section for each table or figure of the paper."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,17 +11,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Values = Callable[[Record], Sequence[float]]
-"""How the numbers behind one row or claim come out of a record, one number a seed (or repeat)."""
+"""Takes the numbers behind one row or claim out of a record, one number a seed (or repeat)."""
 
 
 def metric(method: str, name: str) -> Values:
-    """A number of a method's results, one a seed."""
+    """Return a number of a method's results, one a seed."""
     return lambda record: list(record.numbers(method, name).values())
 
 
 def gain(method: str, over: str, name: str) -> Values:
-    """How much larger a number is with `method` than with `over`, paired by seed."""
+    """Return a number with `method` minus that with `over`, paired by seed."""
     return lambda record: stats.paired(record.numbers(method, name), record.numbers(over, name))
+
+
+def below(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies below a bound, one a seed (or repeat)."""
+    return lambda record: [bound - value for value in record.numbers(method, name).values()]
+
+
+def above(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies above a bound, one a seed (or repeat)."""
+    return lambda record: [value - bound for value in record.numbers(method, name).values()]
 
 
 @dataclass(frozen=True)

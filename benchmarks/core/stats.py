@@ -48,7 +48,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 
 
 def judge(differences: Iterable[float], above: float = 0.0) -> str:
-    """Whether differences lie above a bound: "above", "below", "within noise", "one run", or "no runs"."""
+    """Return where differences lie from a bound: "above", "below", "within noise", "one run", or "no runs"."""
     all_of_it = summarize(differences)
     if all_of_it.n == 0:
         return "no runs"
@@ -60,8 +60,13 @@ def judge(differences: Iterable[float], above: float = 0.0) -> str:
     return "below" if high < above else "within noise"
 
 
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Return numbers as one reads timings: median, smallest and largest."""
+    return f"median {median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
 def sentence(one: str, other: str, differences: Sequence[float], unit: str, digits: int = 2) -> str:
-    """What paired differences (one minus other) say, in plain words."""
+    """Put paired differences (one minus other) into plain words."""
     found = summarize(differences)
     if found.n < 2:
         return f"{one} against {other}: {found.n} paired runs, too few to say anything."

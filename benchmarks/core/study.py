@@ -1,7 +1,7 @@
 """Methods compared at equal steps and at equal seconds: search, timing, comparison and resuming for any experiment.
 
-An experiment says what its methods are (frozen dataclasses, by name), which `Comparison`s follow from a configuration,
-and how one training is built:
+An experiment names its methods (frozen dataclasses), the `Comparison`s that follow from a configuration, and builds a
+training:
 
     def comparisons(config):                       # names in the record and numbers of steps, no data yet
         return [Comparison(METHODS, config.seeds, evenly(config.steps, 5),
@@ -27,6 +27,7 @@ from itertools import product
 from statistics import median
 from typing import Generic, Literal, TypeVar
 
+from benchmarks.core.checkpoints import Checkpoint, Kept
 from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
 from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
@@ -40,7 +41,7 @@ M = TypeVar("M")
 
 @dataclass(frozen=True)
 class Task(Generic[M]):
-    """What one run of the record does."""
+    """The work of one run of the record."""
 
     what: Literal["costs", "trial", "compare"]
     comparison: Comparison[M]
@@ -153,10 +154,18 @@ class _Execution(Generic[C, M]):
                 trainer.step()
 
         cases = {name: partial(turn, trainer) for name, trainer in trainers.items()}
-        seconds = interleaved(cases, costs.turns, self.context.device, warmup=1)
-        steps = {name: [each / costs.cycle for each in turns] for name, turns in seconds.items()}
+        steps = Kept({name: [] for name in cases})
+        saved = Checkpoint(self.context.checkpoint("costs"), {"steps": steps})
+        saved.load()
+        warmup = 1
+        while len(steps[costs.baseline]) < costs.turns:
+            for name, seconds in interleaved(cases, 1, self.context.device, warmup).items():
+                steps[name] = [*steps[name], seconds[0] / costs.cycle]
+            warmup = 0
+            if saved.due():
+                saved.save()
         medians = {name: median(each) for name, each in steps.items()}
-        return {**medians, "all": steps, **self.study.measure(trainers)}
+        return {**medians, "all": dict(steps), **self.study.measure(trainers)}
 
     def result(self) -> Result:
         """Train, and return what is kept of it."""

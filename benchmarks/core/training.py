@@ -1,4 +1,4 @@
-"""Training as every experiment needs it: steps with evaluations on the way, one accuracy, and going on after a stop."""
+"""Training for every experiment: steps with evaluations on the way, one accuracy, and going on after a stop."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +15,7 @@ from benchmarks.core.checkpoints import Checkpoint, Resumable
 from benchmarks.core.timing import clock
 
 Batch = tuple[Tensor, ...]
-"""What the model takes, and labels last."""
+"""The inputs of the model, and labels last."""
 
 
 class Trainer(Protocol):
@@ -234,7 +234,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train, and what to look at.
+    """The length of a training, and its evaluations.
 
     Args:
         at: After how many steps to evaluate; the last one ends the training.

@@ -1,4 +1,4 @@
-"""Where real data are: a folder the caller names, else a download, else one clear error. Never made-up data."""
+"""Real data: from a folder the caller names, else a download, else one clear error. Never made-up data."""
 
 import os
 from collections.abc import Callable, Sequence

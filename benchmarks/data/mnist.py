@@ -29,7 +29,7 @@ class Digits:
     draw: int | None = None
 
     def examples(self, seed: int) -> Tensor:
-        """Which training images a seed uses, in random order: `draw` of them, or all."""
+        """Return the training images that a seed uses, in random order: `draw` of them, or all."""
         return torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed))[: self.draw]
 
     def to(self, device: torch.device) -> Self:

@@ -45,7 +45,7 @@ FLOAT = 4  # bytes of an entry
 
 @dataclass(frozen=True)
 class Network:
-    """What connects the ranks: seconds per message, and bytes per second in and out of each."""
+    """The network between the ranks: seconds per message, and bytes per second in and out of each."""
 
     name: str
     latency: float
@@ -61,7 +61,7 @@ NETWORKS = (
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """What is trained; `seeds` is the number of timed cycles."""
+    """The network that is trained, and its batch; `seeds` is the number of timed cycles."""
 
     seeds: int
     width: int
@@ -144,7 +144,7 @@ def measure(config: ScaleConfig, repeats: int, device: torch.device) -> list[Res
 
 
 def work(rank: int, ranks: int, config: ScaleConfig, repeats: int, device: str, folder: str) -> None:
-    """What each process does; the first writes the results."""
+    """Do the work of one process; the first writes the results."""
     torch.set_num_threads(config.threads)
     count = torch.cuda.device_count() if device.startswith("cuda") else 0
     own = torch.device("cuda", rank % count) if count else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What multirate training would save, measured before training."""
+"""Measure before training what multirate training would save."""
 
 from mrreg.auditing.run import Audit, audit
 

@@ -1,4 +1,4 @@
-"""The modules of a model by part, those that the fast part's backward pass reaches, and other fast parts to try."""
+"""Modules of a model by part, those that the fast part's backward pass reaches, and other fast parts to try."""
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PARTS = ("fast", "slow", "frozen")
 
 @dataclass
 class ModelParts:
-    """The modules of a model as its parts see them.
+    """Modules of a model, sorted by part.
 
     Args:
         model: The model.

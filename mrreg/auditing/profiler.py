@@ -223,7 +223,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class Reach:
-    """Where the fast part's backward goes.
+    """Way of the fast part's backward pass through a model.
 
     Args:
         order: The modules in the order of their calls.

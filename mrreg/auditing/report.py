@@ -1,4 +1,4 @@
-"""The tables of an audit, and the advice that follows from its numbers."""
+"""Tables of an audit, and the advice that follows from its numbers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

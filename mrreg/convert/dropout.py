@@ -156,9 +156,8 @@ def _random_calls(
     sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
         owner = type(planner.modules[call.place]).__name__
-        what = (owner if BRANCH.search(owner) else f"{call.function}()") + (
-            "" if call.p is None else f" with p={call.p:g}"
-        )
+        what = owner if BRANCH.search(owner) else f"{call.function}()"
+        what += "" if call.p is None else f" with p={call.p:g}"
         sites[name] = DropoutSite(name, f"{what} at {call.where}" if call.where else what, call.p or 0.5)
         if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
             planner.weigh(sites[name])
@@ -180,19 +179,18 @@ def _what_it_drops(call: RandomCall, owner: str) -> str:
 
 
 def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
-    """Return why a functional dropout is left, and the call that puts its masks."""
-    mask = next(iter(placement.values()))
-    names = sorted({name for each in placement.values() for name in each.parameters})
-    options = f"k={k}, structure={mask.structure!r}" + (f", parameters={names}" if mask.structure == "output" else "")
+    """Return why a functional dropout is left, and the calls that put its masks."""
+    calls = []
+    for mask in dict.fromkeys(placement.values()):
+        patterns = {path: each.p for path, each in placement.items() if each == mask}
+        only = "" if mask.parameters == ("weight",) else f", parameters={list(mask.parameters)}"
+        calls.append(f"mrreg.mask(model, {patterns}, k={k}, structure={mask.structure!r}{only})")
     beside = f" between {site.pair[0]!r} and {site.pair[1]!r}" if site.pair else ""
-    return (
-        f"only modules can be replaced; for this one{beside} take the call out and add "
-        f"mrreg.mask(model, {dict.fromkeys(placement, mask.p)}, {options})"
-    )
+    return f"only modules can be replaced; for this one{beside} take the call out and add {' and '.join(calls)}"
 
 
 def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
-    """Yield the numbers called dropout, and the modules that drop branches, of which only a forward would show more."""
+    """Yield what looks like a dropout rate in modules whose forward is not torch's and was not followed."""
     for path, module in model.named_modules():
         if has_stock_forward(module) or isinstance(module, DROPOUTS):
             continue

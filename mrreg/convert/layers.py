@@ -1,4 +1,4 @@
-"""The layers and dropouts that a forward is made of, and which parameters hold a layer's input and output units."""
+"""Layers and dropouts that a forward is made of, and the parameters that hold a layer's input and output units."""
 
 from typing import Any, Literal
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mrreg.convert.isolation import copied_state, random_state_kept
+from mrreg.isolation import copied_state, random_state_kept
 from mrreg.masks.layer_registry import LINEAR, LINEAR_TRANSPOSED, register_layer, registered_layout
 from mrreg.module_utils import has_stock_forward, join
 

@@ -1,4 +1,4 @@
-"""What became of every source of dropout in a model, and how it reads."""
+"""Report of the sources of dropout in a model: by which masks each was replaced, or why it was left."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ HELD = (
 
 @dataclass(frozen=True)
 class Swap:
-    """What became of one dropout.
+    """Outcome for one source of dropout.
 
     Args:
         what: The dropout.
@@ -35,10 +35,10 @@ class Swap:
 
 
 class Report(dict[str, Swap]):
-    """What became of each source of dropout, by its path in the model; printed, one line each.
+    """Outcomes for all sources of dropout by their paths in the model; printed, one line each.
 
     Args:
-        swaps: What became of each.
+        swaps: The outcomes.
         partial: True if there may be more, in functions that only a forward shows.
     """
 

@@ -21,15 +21,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.convert.isolation import (
+from mrreg.convert.layers import DROPOUTS, arity, role
+from mrreg.convert.value_graph import Node
+from mrreg.isolation import (
     copied_state,
     deep_copy,
     generators_moved,
     random_state_kept,
     set_extreme_generators,
 )
-from mrreg.convert.layers import DROPOUTS, arity, role
-from mrreg.convert.value_graph import Node
 from mrreg.module_utils import has_stock_forward, tensors_in
 
 DROPOUT_FUNCTION = re.compile(r"(feature_)?(alpha_)?dropout(\dd)?_?")
@@ -60,12 +60,19 @@ class RandomCall:
 
 @dataclass
 class Trace:
-    """What one forward has shown: the graph of its values, and the random calls by the name of their site."""
+    """Findings of one forward.
 
-    largest: bool  # True if random numbers came out as large as possible, False if as small
+    Args:
+        largest: True if random numbers came out as large as possible, False if as small.
+        nodes: The graph of its values.
+        random_calls: Random numbers that were drawn in functions, by the name of the site.
+        modules: Paths of the modules that were called.
+    """
+
+    largest: bool
     nodes: list[Node] = field(default_factory=list)
     random_calls: dict[str, RandomCall] = field(default_factory=dict)
-    modules: set[str] = field(default_factory=set)  # paths of those that were called
+    modules: set[str] = field(default_factory=set)
 
 
 def trace_forward(where: str, model: nn.Module, example_inputs: Any) -> Trace:

@@ -1,4 +1,4 @@
-"""Where values come from and go to in a model: layers, dropouts and the calls between them, as a graph.
+"""Graph of the values in a model: layers, dropouts and the calls between them.
 
 `graph_from_structure` reads it off the modules whose order is known without running them; the tracer follows a forward.
 """

@@ -11,6 +11,7 @@ from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, i
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
 from mrreg.masks.base import CyclicMask
 from mrreg.masks.module import MultirateMask
+from mrreg.masks.status import collect_state, describe, positions
 from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast
 from mrreg.masks.thin_mask import thin_mask
 from mrreg.module_utils import join, within
@@ -24,10 +25,27 @@ REFUSED = {
 
 
 class Attachment:
-    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager."""
+    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager.
 
-    def __init__(self, step_hooks: list[MaskStepHooks]) -> None:
+    Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
+    """
+
+    def __init__(self, step_hooks: list[MaskStepHooks], names: dict[int, str]) -> None:
         self._hooks = step_hooks
+        self._names = names  # paths of the masks, by id
+
+    def __repr__(self) -> str:
+        return describe(positions(self._hooks, self._names))
+
+    def state(self) -> dict[str, float]:
+        """Return numbers for a logger: where the masks are in their cycle, and how much is present.
+
+        "mask/step" counts the optimizer's steps, "mask/cycle" whole cycles; "mask/phase" is the position in the cycle
+        of "mask/k" steps, "mask/steps_to_joint" how many come before the joint step, and "mask/present" the share of
+        the masked parameters' entries that the next training forward uses (where entries are drawn singly, the
+        expected one). With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
+        """
+        return collect_state(positions(self._hooks, self._names))
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
@@ -92,8 +110,9 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     seed = check_int(WHERE, "seed", seed, least=0)
     check_model(WHERE, model, switches=False)
     step_hooks = [MaskStepHooks(o, seed) for o in optimizers]
-    first = 0
+    first, names = 0, {}
     for name, mask in _masks(model):
+        names[id(mask)] = name
         owner = _owner(optimizers, model, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
@@ -103,7 +122,7 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
         hooks.read_clock(WHERE, o.param_groups)  # all of them before the first one starts
     for o, hooks in zip(optimizers, step_hooks, strict=True):
         hooks.start(o)
-    return Attachment(step_hooks)
+    return Attachment(step_hooks, names)
 
 
 def _several(optimizer: Any) -> list[Any]:

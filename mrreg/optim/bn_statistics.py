@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
@@ -25,11 +26,17 @@ class StatisticsGate:
     def __init__(self) -> None:
         self.moves = True  # statistics move in training
         self.batch = True  # the batch's own statistics normalize it
+        self.once = False  # not again where a backward pass recomputes the forward, as activation checkpointing does
         self.handles: list[RemovableHandle] = []
+        self._kept: dict[str, Tensor] = {}  # buffers that are not to move in the forward in progress
         self._off = ""  # name of the attribute that is False for the forward in progress
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
         """Set the layer for one forward; in evaluation mode there is nothing to set."""
+        if self.once and self.moves and _is_recomputing():
+            # Checkpointing compares what forward and recomputation save, so the layer computes the same on copies.
+            self._kept = {name: buffer for name, buffer in layer._buffers.items() if buffer is not None}
+            layer._buffers.update({name: buffer.clone() for name, buffer in self._kept.items()})
         if layer.training and not (self.moves and self.batch):
             name = "track_running_stats" if self.batch else "training"
             if getattr(layer, name):
@@ -38,6 +45,8 @@ class StatisticsGate:
 
     def after(self, layer: _BatchNorm, *_: Any) -> None:
         """Set it back, also where the forward failed."""
+        layer._buffers.update(self._kept)
+        self._kept = {}
         if self._off:
             setattr(layer, self._off, True)
             self._off = ""
@@ -99,6 +108,7 @@ class Statistics:
             due = any(groups[i]["clock"] == groups[i]["next_sync"] for i in owners)
             gate.moves = self.statistics == "every" or (self.statistics == "sync" and due)
             gate.batch = self.statistics != "never"
+            gate.once = self.statistics == "sync"
 
 
 def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = None) -> Statistics:
@@ -113,7 +123,8 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
         r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
 
     With "every" and "sync" b normalizes the batch; with "never" r does: frozen BatchNorm, whose weight and bias train.
-    With "sync" r is an average over as many updates, so over k times as many steps.
+    With "sync" r is an average over as many updates, so over k times as many steps, and moves once where activation
+    checkpointing repeats the forward; with "every" it moves twice there, as in torch.
 
     A layer is slow if all its parameters have had a period above 1 at construction, and at a sync step if any of them
     is. One without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in
@@ -217,6 +228,11 @@ def _has_statistics(name: str, layer: nn.Module) -> bool:
     if any(isinstance(gate, StatisticsGate) and gate.handles for gate in gates):
         raise invalid_state(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
     return layer.track_running_stats and layer.running_mean is not None
+
+
+def _is_recomputing() -> bool:
+    """Tell if this forward is part of a backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _remove_hooks(gates: Iterable[StatisticsGate]) -> None:

@@ -4,7 +4,30 @@ from torch import Tensor
 
 from mrreg.optim.drift import Group
 
+REENTRANT = (
+    ". Where layers run under activation checkpointing with use_reentrant=True, a frozen input cuts off all gradients: "
+    "use use_reentrant=False"
+)
 IDLE_CALLS = 3  # calls of `step` in a row without any gradient before it is reported
+
+
+class UnscheduledGroupDetector:
+    """Finds schedules written by hand that set the lr of the first group alone, where all groups began with one lr."""
+
+    def __init__(self, groups: list[Group]) -> None:
+        rates = [group["lr"] for group in groups]
+        same = not any(isinstance(lr, Tensor) for lr in rates) and len(set(rates)) == 1 < len(rates)
+        self._lr = rates[0] if same else None
+
+    def check(self, groups: list[Group]) -> str:
+        """Return the problem once; a group with "initial_lr" has a scheduler of torch's, which asks for every group."""
+        if self._lr is None or groups[0]["lr"] == self._lr:
+            return ""
+        changed = [group["lr"] != self._lr or "initial_lr" in group for group in groups]
+        self._lr = None
+        if any(changed[1:]):
+            return ""
+        return "the lr of the first parameter group was changed and that of all others was not: set it in every group"
 
 
 def has_gradient(groups: list[Group]) -> bool:
@@ -55,4 +78,4 @@ class MissingGradientDetector:
 
     def _report(self, text: str) -> str:
         self._reported = True
-        return text
+        return text and text + REENTRANT

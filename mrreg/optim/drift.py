@@ -139,11 +139,15 @@ class DriftDirections:
         same = not self._params or state.get(self._params[0]) is self._states[0]
         return same and all(param_state.get(self._key) is not None for param_state in self._states)
 
+    def directions(self) -> list[Tensor]:
+        """Return the directions of the parameters that drift."""
+        return [param_state[self._key] for param_state in self._states]
+
     def advance(self, lr: float) -> None:
         """Move along the directions."""
         if not self._params:
             return
-        params, directions = self._params, [param_state[self._key] for param_state in self._states]
+        params, directions = self._params, self.directions()
         if self._sharded:
             params, directions = local_all(params), local_all(directions)
         torch._foreach_add_(params, directions, alpha=-lr)

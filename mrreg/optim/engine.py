@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.checks import DDPGuard
 from mrreg.errors import NoEffectWarning, invalid_state
-from mrreg.optim.diagnostics import MissingGradientDetector, has_gradient
+from mrreg.optim.diagnostics import MissingGradientDetector, UnscheduledGroupDetector, has_gradient
 from mrreg.optim.drift import Group, State
 from mrreg.optim.requires_grad import RequiresGradSwitch
 from mrreg.optim.stepper import Stepper
@@ -26,6 +26,7 @@ class Engine:
         self._periods: list[int] = []
         self._is_first_step = True
         self._detector = MissingGradientDetector()
+        self._schedule_detector = UnscheduledGroupDetector(groups)
         self._ddp_guard = DDPGuard(where, groups, switch.switched(groups))
 
     def counts(self, groups: list[Group], state: State, found_inf: Any) -> bool:
@@ -55,6 +56,7 @@ class Engine:
             self._is_first_step = False
         self._ddp_guard.check_gradients(due)
         self._warn(self._detector.check_step(groups, due))
+        self._warn(self._schedule_detector.check(groups))
         for stepper in self.steppers:
             stepper.advance(state, ends, now)
         for group in due:
@@ -77,16 +79,19 @@ class Engine:
         for stepper in self.steppers:
             stepper.reload([next(remaining) for _ in stepper.base.param_groups], state)
         self._is_first_step = True
+        self._schedule_detector = UnscheduledGroupDetector(groups)
+
+    def call_bases(self, method: str, state: State) -> None:
+        """Call a method of the bases that have it."""
+        for base in self.bases():
+            if callable(function := getattr(base, method, None)):
+                base.state = state  # which the user may have replaced
+                function()
 
     def bases(self) -> list[Optimizer]:
         """Return the base optimizers in the order of the parts."""
         return [stepper.base for stepper in self.steppers]
 
     def _warn(self, problem: str) -> None:
-        if not problem:
-            return
-        message = (
-            f"{self._where}: {problem}. Where layers run under activation checkpointing with "
-            "use_reentrant=True, a frozen input cuts off all gradients: use use_reentrant=False."
-        )
-        warnings.warn(message, NoEffectWarning, stacklevel=7)
+        if problem:
+            warnings.warn(f"{self._where}: {problem}.", NoEffectWarning, stacklevel=7)

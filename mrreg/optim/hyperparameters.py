@@ -10,27 +10,30 @@ from torch.optim.optimizer import ParamsT
 
 from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
 from mrreg.optim.param_groups import Choice, split
+from mrreg.optim.plain_state import Layout
+from mrreg.optim.validation import SLOW_LR
 
 Group = dict[str, Any]
-SLOW_LR = ("coupled", "per_gradient")
 
 
 Params = ParamsT | nn.Module
 
 
 def make_groups(
-    where: str, params: Params, lr: float | Tensor, k: int, fast: Choice | None, slow_lr: str | float
-) -> list[Group]:
-    """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
+    where: str, params: Params, k: int, fast: Choice | None, slow_lr: str | float
+) -> tuple[list[Group], Layout]:
+    """Return groups with a period each, 1 for those of `fast` and k for those marked slow, and how they were given."""
     k = check_int(where, "k", k)
     slow_lr = _slow_rate(where, slow_lr)
     groups = _read_groups(where, params)
+    layout: Layout = []
     if fast is not None:
         if any(group.get("period") is not None for group in groups):
             rule = "left out where groups have periods of their own"
             raise invalid_argument(
                 ValueError, where, "fast", rule, "both", "Let `split` mark the groups, or give `fast`."
             )
+        layout = _layout(groups)
         groups = split(params if isinstance(params, nn.Module) else groups, fast=fast)
     elif k > 1 and not any("period" in group for group in groups):
         problem = f"k={k} has no effect, since all parameters are fast"
@@ -39,10 +42,9 @@ def make_groups(
     for group in groups:
         if group.get("period", 1) is None:
             group["period"] = k
-        period = check_int(where, "period", group.setdefault("period", 1))
-        if period > 1:
-            _set_lr(group, group.get("lr", lr), period, slow_lr)
-    return groups
+        if check_int(where, "period", group.setdefault("period", 1)) > 1:
+            _set_lr(group, slow_lr)
+    return groups, layout
 
 
 def _read_groups(where: str, params: Params) -> list[Group]:
@@ -57,8 +59,22 @@ def _read_groups(where: str, params: Params) -> list[Group]:
     if not items:
         raise invalid_argument(ValueError, where, "params", "at least one parameter", [], "An iterator ends after use.")
     if isinstance(items[0], Mapping):
-        return [checked(where, item) for item in items]
+        return [_listed(checked(where, item)) for item in items]
     return [{"params": items}]
+
+
+def _listed(group: Group) -> Group:
+    """Make a list of a group's parameters, which may come as one tensor or as an iterator that ends after use."""
+    params = group.get("params")
+    return (
+        {**group, "params": list(params)} if isinstance(params, Iterable) and not isinstance(params, Tensor) else group
+    )
+
+
+def _layout(groups: list[Group]) -> Layout:
+    """Return the parameters of each group, names left out."""
+    lists = [[group["params"]] if isinstance(group["params"], Tensor) else group["params"] for group in groups]
+    return [[item[1] if isinstance(item, tuple) else item for item in params] for params in lists]
 
 
 def model_of(where: str, params: Params, model: nn.Module | None) -> nn.Module | None:
@@ -125,9 +141,9 @@ def checked(where: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: CHECKS[name](where, name, value) if name in CHECKS else value for name, value in options.items()}
 
 
-def _set_lr(group: Group, lr: float | Tensor, period: int, slow_lr: str | float) -> None:
+def _set_lr(group: Group, slow_lr: str | float) -> None:
     """Set the lr of a slow group; one that the group brings along goes first, as in torch."""
-    if slow_lr == "per_gradient":
-        group["lr"] = lr / period
-    elif not isinstance(slow_lr, str):
+    if isinstance(slow_lr, str):
+        group["slow_lr"] = slow_lr  # applied at each step, so that a schedule of "lr" cannot undo it
+    else:
         group.setdefault("lr", slow_lr)

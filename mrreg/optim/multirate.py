@@ -12,15 +12,22 @@ from torch.optim import Optimizer
 
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
-from mrreg.optim.drift import Group, step_size
+from mrreg.optim.drift import Group
 from mrreg.optim.engine import Engine
 from mrreg.optim.grad_control import GradControl
+from mrreg.optim.metrics import collect_metrics
+from mrreg.optim.plain_state import Layout, adapt_plain_state
 from mrreg.optim.requires_grad import RequiresGradSwitch
-from mrreg.optim.state_validation import add_stateless_entries, complete_loaded_state, validate_state_dict
+from mrreg.optim.state_validation import (
+    add_stateless_entries,
+    check_form,
+    complete_loaded_state,
+    validate_state_dict,
+)
 from mrreg.optim.stepper import Stepper
-from mrreg.optim.sync_clock import describe_position, is_due
+from mrreg.optim.sync_clock import describe_position, is_due, lr_per_step
 from mrreg.optim.training_window import check_model
-from mrreg.optim.validation import check_gradients, check_parts, initial_groups
+from mrreg.optim.validation import check_gradients, check_parts, check_phases, initial_groups
 
 
 class Multirate(Optimizer):
@@ -33,7 +40,7 @@ class Multirate(Optimizer):
 
     At step t, for a part of period K:
 
-        take the base's step, note its direction      if t mod K == 0
+        take the base's step, note its direction      if t mod K == phase
         theta <- theta - lr * direction               else, with drift (Algorithm 1)
 
     Without drift (Algorithm 2) it moves by K * lr * direction at once and then rests. The direction is the momentum
@@ -46,6 +53,9 @@ class Multirate(Optimizer):
         gradient: What a part takes as its gradient: "sync", the one of its own step; "mean" or "sum", that of all its
             gradients since its last update. One word, or one per part. The last two need a gradient at every step, so
             they save no time, and hold one more tensor per parameter of period above 1.
+        phase: The step of a part's first gradient: it is due at t with t mod K == phase mod K. One number, or one per
+            part; a group's "phase" goes before it. With `gradient="sum"`, K - 1 stands for loops that gather the
+            gradients of K steps and then update.
         model: The module whose training forwards begin a step; it holds all parameters of period above 1.
 
     Raises:
@@ -109,13 +119,15 @@ class Multirate(Optimizer):
         *,
         drift: bool = True,
         gradient: str | Iterable[str] = "sync",
+        phase: int | Iterable[int] = 0,
         model: nn.Module | None = None,
     ) -> None:
         where = type(self).__name__
         pairs = check_parts(where, parts)
         if not isinstance(drift, bool):
             raise invalid_argument(TypeError, where, "drift", "True or False", drift)
-        entries = initial_groups(where, pairs, check_gradients(where, gradient, len(pairs)), drift)
+        gradients, phases = check_gradients(where, gradient, len(pairs)), check_phases(where, phase, len(pairs))
+        entries = initial_groups(where, pairs, gradients, phases, drift)
         if model is not None:
             check_model(where, model, [p for group, added in entries if added["period"] > 1 for p in group["params"]])
         bases = [base for base, _ in pairs]
@@ -126,6 +138,7 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
+        self._layouts: list[Layout] = [] if model is None else [[list(model.parameters())]]
         self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
 
     def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
@@ -175,6 +188,14 @@ class Multirate(Optimizer):
         """For each part, True if it gets a gradient at the next step."""
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
 
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for a logger: steps done, share of the entries that are due, and for each part ("part0", …).
+
+        Of a part: due at the next step (1 or 0), period, phase (steps since its last gradient), and with drift the
+        Euclidean norm of what one step of it moves (all ranks must call this where parameters are sharded).
+        """
+        return collect_metrics(self._parts(), self.state, self._drift)
+
     def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
         """Yield base and groups of each part, in the order given, the periods within one base ascending."""
         for base in self._engine.bases():
@@ -186,12 +207,20 @@ class Multirate(Optimizer):
         lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done, flags {flags}"]
         for index, (base, groups) in enumerate(self._parts()):
             first, params = groups[0], [p for group in groups for p in group["params"]]
-            lrs = ", ".join(dict.fromkeys(f"{step_size(group):g}" for group in groups))
+            lrs = ", ".join(dict.fromkeys(f"{lr_per_step(group):g}" for group in groups))
             lines.append(
                 f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
                 f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, {describe_position(first)}"
             )
         return "\n".join([*lines, ")"])
+
+    def train(self) -> None:
+        """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
+        self._engine.call_bases("train", self.state)
+
+    def eval(self) -> None:
+        """Pass `eval()` on to the parts that have it, as schedule-free optimizers do."""
+        self._engine.call_bases("eval", self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
@@ -216,16 +245,17 @@ class Multirate(Optimizer):
         """Load a saved state, or refuse it and change nothing.
 
         Args:
-            state_dict: From `state_dict()` of an optimizer with the same parts.
+            state_dict: From `state_dict()` of an optimizer with the same parts; or of the base optimizer over the same
+                groups, or over the parameters or the model that this one was built from.
         """
         where = f"{type(self).__name__}.load_state_dict"
-        if not isinstance(state_dict, dict):
-            raise invalid_argument(
-                TypeError, where, "state_dict", "the state_dict() of an optimizer", type(state_dict).__name__
-            )
+        check_form(where, state_dict)
 
-        def check(_: Optimizer, saved: dict[str, Any]) -> None:
+        def check(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            check_form(where, saved)
+            saved = adapt_plain_state(saved, self.param_groups, self._layouts)
             validate_state_dict(where, [(stepper.base, stepper.step) for stepper in self._engine.steppers], saved)
+            return saved
 
         handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
         try:
@@ -236,6 +266,7 @@ class Multirate(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         ours = {
             "_drift": self._drift,
+            "_layouts": self._layouts,
             "_requires_grad": self._grad_control.switch.for_copy(),
             "_bases": [class_and_attributes(base) for base in self._engine.bases()],
         }

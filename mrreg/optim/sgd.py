@@ -42,7 +42,8 @@ class MultirateSGD(Multirate):
             once (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
             "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
-            It becomes the "lr" of the slow groups, so schedulers scale it; a group's own "lr" goes before a number.
+            The words are kept as "slow_lr" in the slow groups and applied at each step, so any schedule of "lr" leaves
+            the ratio as it is. A number becomes the groups' "lr"; a group's own "lr" goes before it.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
         model: The model, where `params` are groups or parameters.
 
@@ -104,6 +105,8 @@ class MultirateSGD(Multirate):
             "fused": fused,
         }
         options = checked(where, options)
-        base = torch.optim.SGD(make_groups(where, params, options["lr"], k, fast, slow_lr), **options)
+        groups, layout = make_groups(where, params, k, fast, slow_lr)
+        base = torch.optim.SGD(groups, **options)
         model = model_of(where, params, model)
         super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
+        self._layouts.append(layout)

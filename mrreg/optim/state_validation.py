@@ -17,13 +17,13 @@ from mrreg.errors import check_int, invalid_argument, quoted
 from mrreg.optim.accumulation import GATHERED
 from mrreg.optim.base_step import MULTIRATE_STATE_KEYS, Step, class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, Group, direction_key
-from mrreg.optim.sync_clock import INITIAL_CLOCK
-from mrreg.optim.validation import GRADIENTS, check_periods
+from mrreg.optim.plain_state import FIXED_OPTIONS
+from mrreg.optim.sync_clock import INITIAL_CLOCK, initial_clock
+from mrreg.optim.validation import GRADIENTS, SLOW_LR, check_periods
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
-FIXED_OPTIONS = ("period", "initial_period", "gradient", "drift")  # a plain checkpoint lacks them
 UNTRIED_OPTIONS = {"params", "foreach", "fused", "capturable", "differentiable"}  # how a step is computed
-LEAST = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0, "period": 1, "initial_period": 1}
+LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1, "phase": 0}
 REBUILD = "Build the same parts before loading."
 DAMAGED = "It is damaged, or of another optimizer."
 
@@ -43,15 +43,22 @@ def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: C
 def complete_loaded_state(state: dict[str, Any], current: list[Group]) -> None:
     """Give groups of a plain checkpoint our options, and drop the entries of parameters without state."""
     for group, new in zip(current, state["param_groups"], strict=True):
-        known = INITIAL_CLOCK | {key: group[key] for key in FIXED_OPTIONS}
-        new |= {key: value for key, value in known.items() if key not in new}
+        new |= {key: value for key, value in _missing_options(group, new).items() if key not in new}
     for p in [p for p, param_state in state["state"].items() if STATELESS in param_state]:
         del state["state"][p]
 
 
+def _missing_options(current: Group, saved: Group) -> Group:
+    """Return what a saved group may lack: it is of a base optimizer, or older than an option."""
+    fixed = {key: current[key] for key in FIXED_OPTIONS}
+    if "clock" in saved:  # "lr" was divided by the period before it was saved
+        fixed["slow_lr"] = "coupled"
+    return fixed | initial_clock(current["phase"])
+
+
 def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: dict[str, Any]) -> None:
     """Refuse a saved state that does not fit."""
-    saved_groups = _groups_of(where, saved)
+    saved_groups: list[Group] = saved["param_groups"]
     count = sum(len(base.param_groups) for base, _ in bases)
     if len(saved_groups) != count:
         raise invalid_argument(
@@ -73,8 +80,11 @@ def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: 
     _check_clock(where, merged)
 
 
-def _groups_of(where: str, saved: Any) -> list[Group]:
-    """Return the groups of something that looks like a saved state."""
+def check_form(where: str, saved: Any) -> None:
+    """Refuse what does not look like a saved state."""
+    if not isinstance(saved, dict):
+        rule = "the state_dict() of an optimizer"
+        raise invalid_argument(TypeError, where, "state_dict", rule, type(saved).__name__)
     rule = "the state_dict() of an optimizer"
     for key, kind in (("state", Mapping), ("param_groups", list)):
         if not isinstance(saved.get(key), kind):
@@ -87,8 +97,6 @@ def _groups_of(where: str, saved: Any) -> list[Group]:
             raise invalid_argument(
                 ValueError, where, "state_dict", rule, f"{param_state!r} as the state of a parameter"
             )
-    groups: list[Group] = saved["param_groups"]
-    return groups
 
 
 def _check_keys(where: str, saved: dict[str, Any]) -> None:
@@ -115,25 +123,27 @@ def _merged_group(where: str, argument: str, current: Group, saved: Group) -> Gr
     for key, least in LEAST.items():
         if key in saved:
             check_int(where, f"{argument}[{key!r}]", saved[key], least)
-    period = saved.get("initial_period", saved.get("period", 1))
+    _check_options(where, argument, current, saved)
+    return {**_missing_options(current, saved), **saved, "params": current["params"]}
+
+
+def _check_options(where: str, argument: str, current: Group, saved: Group) -> None:
+    """Refuse other parts than those at construction, and options of another kind."""
+    period = saved.get("initial_period", saved.get("period", current["initial_period"]))
     if period != current["initial_period"]:
         remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
-        raise invalid_argument(
-            ValueError, where, argument, f"saved with period {current['initial_period']}", period, remedy
-        )
+        rule = f"saved with period {current['initial_period']}"
+        raise invalid_argument(ValueError, where, argument, rule, period, remedy)
+    for key in ("phase", "drift"):
+        if saved.get(key, current[key]) != current[key]:
+            raise invalid_argument(ValueError, where, argument, f"saved with {key}={current[key]}", saved[key], REBUILD)
     for key in current.keys() & saved.keys() - {"params", "param_names"}:
         if not _is_alike(current[key], saved[key]):
-            raise invalid_argument(
-                TypeError, where, f"{argument}[{key!r}]", f"something like {current[key]!r}", saved[key]
-            )
-    if saved.get("gradient", "sync") not in GRADIENTS:
-        raise invalid_argument(ValueError, where, f"{argument}['gradient']", f"one of {GRADIENTS}", saved["gradient"])
-    if saved.get("drift", current["drift"]) is not current["drift"]:
-        raise invalid_argument(
-            ValueError, where, argument, f"saved with drift={current['drift']}", saved["drift"], REBUILD
-        )
-    fixed = {key: current[key] for key in FIXED_OPTIONS}
-    return {**INITIAL_CLOCK, **fixed, **saved, "params": current["params"]}
+            rule = f"something like {current[key]!r}"
+            raise invalid_argument(TypeError, where, f"{argument}[{key!r}]", rule, saved[key])
+    for key, words in (("gradient", GRADIENTS), ("slow_lr", SLOW_LR)):
+        if saved.get(key, current[key]) not in words:
+            raise invalid_argument(ValueError, where, f"{argument}[{key!r}]", f"one of {words}", saved[key])
 
 
 def _is_alike(current: object, saved: object) -> bool:
@@ -167,11 +177,16 @@ def _check_state(where: str, argument: str, base: Optimizer, group: Group, state
     for p, param_state in zip(group["params"], states, strict=True):
         for key, value in param_state.items():
             expected = key in (BUFFER, DIRECTION, GATHERED) and value is not None
-            if expected or (isinstance(value, Tensor) and value.dim() == p.dim()):
+            if expected or (isinstance(value, Tensor) and value.dim() == p.dim() and not _broadcasts(value, p)):
                 _check_shape(where, argument, key, value, p)
     if group["drift"]:
         key = direction_key(base, states)
         _check_complete(where, argument, group["moving"], sum(each.get(key) is not None for each in states))
+
+
+def _broadcasts(value: Tensor, p: Tensor) -> bool:
+    """Tell if a tensor may be a factor of something in a parameter's shape, such as Adafactor's rows and columns."""
+    return all(size in (1, whole) for size, whole in zip(value.shape, p.shape, strict=True))
 
 
 def _check_shape(where: str, argument: str, key: str, value: object, p: Tensor) -> None:
@@ -205,7 +220,7 @@ def _trial_load(
     rule = f"a saved state of {kind.__name__}"
     try:
         rebuild(kind, {**attributes, "state": state, "param_groups": given})
-        expected = [_first_state(kind, step, group) for group in given]
+        expected = [{d: _first_state(kind, step, g, d) for d in {p.dim() for p in g["params"]}} for g in given]
     except Exception as error:
         raise invalid_argument(
             ValueError, where, "state_dict", rule, f"one that it cannot take: {error!r}", DAMAGED
@@ -214,11 +229,13 @@ def _trial_load(
         if missing := [key for key in base.defaults if key in current and key not in new]:
             raise invalid_argument(ValueError, where, "state_dict", rule, f"groups without {quoted(missing)}", DAMAGED)
         for p, param_state in zip(new["params"], states[i], strict=True):
-            _check_base_state(where, f"state_dict['param_groups'][{first + i}]", rule, expected[i], p, param_state)
+            _check_base_state(
+                where, f"state_dict['param_groups'][{first + i}]", rule, expected[i][p.dim()], p, param_state
+            )
 
 
 def _check_base_state(
-    where: str, argument: str, rule: str, expected: dict[str, bool], p: Tensor, param_state: dict[str, Any]
+    where: str, argument: str, rule: str, expected: dict[str, str], p: Tensor, param_state: dict[str, Any]
 ) -> None:
     """Compare a parameter's saved state with what its base keeps after a first step."""
     found = set(param_state) - MULTIRATE_STATE_KEYS
@@ -228,18 +245,17 @@ def _check_base_state(
         raise invalid_argument(
             ValueError, where, "state_dict", rule, f"{quoted(found)} without {quoted(missing)}", DAMAGED
         )
-    for key, has_shape in expected.items():
+    for key, kind in expected.items():
         value = param_state[key]
-        if has_shape:
+        if kind == "shaped":
             _check_shape(where, argument, key, value, p)
-        elif not _is_alike(0.0, value) or not float(value) >= 0:
-            raise invalid_argument(
-                ValueError, where, "state_dict", f"saved with a number, at least 0, as {key}", value, DAMAGED
-            )
+        elif kind == "number" and (not _is_alike(0.0, value) or not float(value) >= 0):
+            rule = f"saved with a number, at least 0, as {key}"
+            raise invalid_argument(ValueError, where, "state_dict", rule, value, DAMAGED)
 
 
-def _first_state(kind: type[Optimizer], step: Step, group: Group) -> dict[str, bool]:
-    """Find by trying what a parameter's state has after its first step, and if in its shape.
+def _first_state(kind: type[Optimizer], step: Step, group: Group, dims: int) -> dict[str, str]:
+    """Find by trying what a parameter's state has after its first step: "shaped" as it is, a "number", or "other".
 
     Only for torch's optimizers: others may want more of their parameters than the one here has.
     """
@@ -247,10 +263,17 @@ def _first_state(kind: type[Optimizer], step: Step, group: Group) -> dict[str, b
         return {}
     names = inspect.signature(kind).parameters.keys() & group.keys() - UNTRIED_OPTIONS
     options: Any = {name: v.item() if isinstance(v := group[name], Tensor) else v for name in names}  # from any device
-    p = torch.zeros(2, requires_grad=True)
-    p.grad = torch.zeros(2)
+    p = torch.zeros((2,) * dims, requires_grad=True)
+    p.grad = torch.zeros_like(p)
     trial = kind([p], **options)
     with torch.no_grad():
         step(trial)
     param_state: dict[str, Any] = trial.state.get(p) or {}
-    return {key: isinstance(value, Tensor) and value.shape == p.shape for key, value in param_state.items()}
+    return {key: _kind_of(value, p) for key, value in param_state.items()}
+
+
+def _kind_of(value: object, p: Tensor) -> str:
+    """Classify an entry of a parameter's state."""
+    if isinstance(value, Tensor) and value.shape != p.shape:
+        return "number" if value.dim() == 0 else "other"  # as the factors of a second moment
+    return "shaped" if isinstance(value, Tensor) else "number"

@@ -17,6 +17,7 @@ from mrreg.optim.drift import (
     step_size,
     store,
 )
+from mrreg.optim.sync_clock import cycle_length
 
 
 class Stepper:
@@ -47,6 +48,16 @@ class Stepper:
 
     def advance(self, state: State, ends: dict[int, int], now: int) -> None:
         """Move all groups by one step; `ends` has the next sync step of those that are due."""
+        rates = [(group, group["lr"]) for group in self.base.param_groups if group["slow_lr"] == "per_gradient"]
+        for group, lr in rates:  # for this step only, so that schedules find in "lr" what they have set
+            group["lr"] = lr / (ends[id(group)] - now if id(group) in ends else cycle_length(group))
+        try:
+            self._advance(state, ends, now)
+        finally:
+            for group, lr in rates:
+                group["lr"] = lr
+
+    def _advance(self, state: State, ends: dict[int, int], now: int) -> None:
         due = [group for group in self.base.param_groups if group["next_sync"] == now]
         for group in self.base.param_groups:
             if group["next_sync"] != now:

@@ -1,8 +1,8 @@
 """Clock of a `Multirate`: whole numbers in every parameter group, which every way of saving keeps.
 
 "clock" counts completed steps; "last_sync" and "next_sync" are the steps of a group's last and next gradient; "period"
-is the distance that the user wants, read at sync steps, and "initial_period" the one at construction; "moving" counts
-the parameters that have a direction to drift along.
+is the distance that the user wants, read at sync steps, and "initial_period" the one at construction; "phase" is the
+step of the first gradient; "moving" counts the parameters that have a direction to drift along.
 """
 
 from torch import Tensor
@@ -11,6 +11,11 @@ from mrreg.distributed.sharding import any_nonzero
 from mrreg.optim.drift import Group
 
 INITIAL_CLOCK = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
+
+
+def initial_clock(phase: int) -> dict[str, int]:
+    """Return the clock of a group before its first step."""
+    return INITIAL_CLOCK | {"next_sync": phase}
 
 
 def is_due(group: Group) -> bool:
@@ -22,16 +27,16 @@ def is_due(group: Group) -> bool:
 def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int]:
     """Return the next sync step of each group that is due, by the group's id.
 
-    It is one period on, but never past a sync step of a slower part: also while periods change, a slower part's sync
-    steps are sync steps of all finer ones.
+    It is one period on, but never past a sync step of a slower part in phase with it: also while periods change, that
+    part's sync steps are sync steps of all finer ones.
     """
     ends = {}
     for group in due:
         period = group["period"]
         end = now + period
         if period > 1:
-            slower = [g["next_sync"] for g in groups if g["period"] >= period and g["next_sync"] > now]
-            end = min([end, *slower])
+            slower = [g for g in groups if g["period"] >= period and g["next_sync"] > now]
+            end = min([end, *(g["next_sync"] for g in slower if (g["phase"] - group["phase"]) % period == 0)])
         ends[id(group)] = end
     return ends
 
@@ -41,6 +46,18 @@ def describe_position(group: Group) -> str:
     if is_due(group):
         return "due"
     return f"{group['clock'] - group['last_sync']} of {group['next_sync'] - group['last_sync']}"
+
+
+def cycle_length(group: Group) -> int:
+    """Return the number of steps that a gradient of the group serves: the present one, or the next where it is due."""
+    length: int = group["period"] if is_due(group) else group["next_sync"] - group["last_sync"]
+    return length
+
+
+def lr_per_step(group: Group) -> float:
+    """Return the step size of a group at one step."""
+    lr = float(group["lr"])
+    return lr / cycle_length(group) if group["slow_lr"] == "per_gradient" else lr
 
 
 def asks_for_state_only(groups: list[Group]) -> bool:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +12,13 @@ from torch.optim import Optimizer
 from mrreg.distributed.checks import check_engine
 from mrreg.errors import check_int, invalid_argument, invalid_state
 from mrreg.optim.drift import Group
-from mrreg.optim.sync_clock import INITIAL_CLOCK
+from mrreg.optim.sync_clock import initial_clock
 
 GRADIENTS = ("sync", "mean", "sum")
+SLOW_LR = ("coupled", "per_gradient")
 
 REFUSED_BASES = {
     "LBFGS": "LBFGS evaluates the loss several times per step and its update mixes all parameters",
-    "Muon": "Muon's update is not element-wise",
-    "Adafactor": "Adafactor scales its update by norms of whole tensors",
     "SparseAdam": "SparseAdam moves only the rows that have a gradient, so that nothing could drift",
 }
 
@@ -48,7 +48,7 @@ def _check_base(where: str, argument: str, base: object) -> None:
             TypeError, where, argument, "a pair of a torch.optim.Optimizer and a period", type(base).__name__
         )
     check_engine(where, argument, base)
-    rule, name = "an element-wise optimizer", type(base).__name__
+    rule, name = "an optimizer that steps once per gradient", type(base).__name__
     for refused, reason in REFUSED_BASES.items():
         if isinstance(base, getattr(torch.optim, refused, ())):
             raise invalid_argument(ValueError, where, argument, rule, name, f"{reason}.")
@@ -106,11 +106,7 @@ def check_periods(where: str, groups: list[Group]) -> None:
 
 def check_gradients(where: str, gradient: object, count: int) -> list[str]:
     """Return one kind of gradient per part."""
-    words = [gradient] * count if isinstance(gradient, str) or not isinstance(gradient, Iterable) else list(gradient)
-    if len(words) != count:
-        raise invalid_argument(
-            ValueError, where, "gradient", f"one word, or one for each of the {count} parts", gradient
-        )
+    words = _one_per_part(where, "gradient", "word", gradient, count)
     for word in words:
         if word not in GRADIENTS:
             kind = ValueError if isinstance(word, str) else TypeError
@@ -118,12 +114,29 @@ def check_gradients(where: str, gradient: object, count: int) -> list[str]:
     return [str(word) for word in words]
 
 
+def check_phases(where: str, phase: object, count: int) -> list[int]:
+    """Return one phase per part."""
+    return [check_int(where, "phase", each, 0) for each in _one_per_part(where, "phase", "number", phase, count)]
+
+
+def _one_per_part(where: str, argument: str, kind: str, value: object, count: int) -> list[Any]:
+    """Return a list with an entry for each part, of one value or of as many as there are parts."""
+    values = [value] * count if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    if len(values) != count:
+        raise invalid_argument(ValueError, where, argument, f"one {kind}, or one for each of the {count} parts", value)
+    return values
+
+
 def initial_groups(
-    where: str, pairs: list[tuple[Optimizer, int | None]], gradients: list[str], drift: bool
+    where: str,
+    pairs: list[tuple[Optimizer, int | None]],
+    gradients: list[str],
+    phases: list[int],
+    drift: bool,
 ) -> list[tuple[Group, Group]]:
     """Pair every group with the entries that make it a part: its period, its clock and its sync steps."""
     entries = []
-    for i, ((base, period), gradient) in enumerate(zip(pairs, gradients, strict=True)):
+    for i, ((base, period), gradient, phase) in enumerate(zip(pairs, gradients, phases, strict=True)):
         for group in base.param_groups:
             own = group.get("period")
             if own is not None and period is not None and own != period:
@@ -133,7 +146,11 @@ def initial_groups(
                 )
             k = period if own is None else own
             k = check_int(where, f"parts[{i}] period", 1 if k is None and "period" not in group else k)
-            own_entries = {"period": k, "initial_period": k, "gradient": gradient, "drift": drift}
-            entries.append((group, own_entries | INITIAL_CLOCK))
+            slow_lr = group.get("slow_lr", "coupled")
+            if slow_lr not in SLOW_LR:
+                raise invalid_argument(ValueError, where, f"parts[{i}] slow_lr", f"one of {SLOW_LR}", slow_lr)
+            first = check_int(where, f"parts[{i}] phase", group.get("phase", phase), 0) % k
+            added = {"period": k, "initial_period": k, "phase": first, "gradient": gradient, "drift": drift}
+            entries.append((group, added | {"slow_lr": slow_lr} | initial_clock(first)))
     check_periods(where, [added for _, added in entries])
     return entries

@@ -1,16 +1,19 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, TypeVar
 from warnings import warn
 
 import torch
 from torch import nn
 
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
+from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
+from mrreg.module_utils import check_materialized, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.counts import with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
@@ -101,7 +104,7 @@ def thin(
 def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
     """Return all groups of units of a model, of which none is tried; `kept` is the number of units."""
     twin = double_copy(model)
-    with probing([twin]):
+    with probing(twin):
         return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
 
 
@@ -110,9 +113,7 @@ def _check(model: nn.Module) -> None:
         raise invalid_argument(TypeError, WHERE, "model", "a torch.nn.Module, not a scripted one", model)
     if any(NAME in vars(module) for module in model.modules()):
         raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    if lazy := [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]:
-        raise invalid_state(WHERE, f"the model has no shape yet for {quoted(lazy)}", "Run one forward first.")
+    check_materialized(WHERE, "model", model)
 
 
 def _search(
@@ -128,8 +129,10 @@ def _search(
     progress = Progress(WHERE)
     twin = double_copy(model)
     try:
-        with probing([twin]):
+        with probing(twin):
             groups, refusals = find(twin, read_inputs(example_inputs), progress)
+            refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
+            groups = [group for group in groups if not _masked_otherwise(model, group)]
             groups = with_counts(groups, p, include, exclude)
             dropped = [group for group in groups if group.kept < group.units]
             inputs = read_inputs(example_inputs)
@@ -150,6 +153,16 @@ def _search(
     unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
     entries = _entries(groups, admission, refusals)
     return ThinReport(entries, overrides, k, (masked, plain), unchanged)
+
+
+def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:
+    """Refuse a group that has entries in a layer with a mask of its own."""
+    masks = [path for path, module in model.named_modules() if isinstance(module, MultirateMask)]
+    for path, slot in product(masks, group.slots):
+        if within(path, slot.name):
+            places = [(slot.name, slot.dim) for slot in group.slots]
+            return Refusal(group.name, places, group.units, f"{path!r} has a MultirateMask of its own")
+    return None
 
 
 def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequence[Refusal]) -> dict[str, ThinEntry]:

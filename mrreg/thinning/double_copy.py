@@ -1,9 +1,6 @@
 """A float64 copy of a model with random weights, on which thinning is tried: the model itself is only read."""
 
-import copy
-import random
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,11 +9,12 @@ from warnings import catch_warnings, simplefilter
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrreg.errors import invalid_argument, invalid_state
+from mrreg.isolation import HOOKS, deep_copy, random_state_kept
 from mrreg.masks.attention import attend
+from mrreg.module_utils import tensors_in
 
 WHERE = "thin"
 LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
@@ -45,24 +43,20 @@ def read_inputs(given: Any) -> Inputs:
 
 
 def _double(value: Any) -> Any:
+    """Copy a value; tensors in it, also those in lists and mappings, in float64."""
     if isinstance(value, Tensor):
         value = value.detach().clone()
         return value.double() if value.is_floating_point() else value
     if type(value) in (tuple, list):
         return type(value)(map(_double, value))
-    return value
+    if type(value) is dict:
+        return {key: _double(each) for key, each in value.items()}
+    return deep_copy(value)
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Yield the floating-point tensors in nested tuples, lists and mappings; caches and other objects are passed by."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors_in(each)
+def floats_in(value: object) -> list[Tensor]:
+    """Return the floating-point tensors in an output or input; caches and other objects are passed by."""
+    return [tensor for tensor in tensors_in(value) if tensor.is_floating_point()]
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -76,19 +70,24 @@ def double_copy(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {id(p): nn.Parameter(_like(p)) for p in model.parameters()}
     memo.update({id(b): _like(b).copy_(b) for b in model.buffers() if b.is_floating_point()})
     try:
-        with _DetachedCopies():
-            twin: nn.Module = copy.deepcopy(model, memo)
+        twin: nn.Module = deep_copy(model, memo)
     except Exception as error:
         problem = f"the model cannot be copied ({type(error).__name__}: {error})"
         raise invalid_state(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
     twin.eval()
     for module in twin.modules():
-        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
-            hooks.clear()
-        module._backward_pre_hooks.clear()
+        for name in (*HOOKS, "_backward_hooks", "_backward_pre_hooks"):
+            _keep_stock(getattr(module, name))
         if type(module) is nn.MultiheadAttention:  # torch's own forward cannot leave out heads
             module.forward = partial(attend, module)  # type: ignore[method-assign]
     return twin
+
+
+def _keep_stock(hooks: dict[int, Any]) -> None:
+    """Drop hooks, but those with which torch.nn.utils computes a weight."""
+    for key, hook in list(hooks.items()):
+        if not type(hook).__module__.startswith("torch.nn.utils."):
+            del hooks[key]
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -115,16 +114,6 @@ def randomize(twin: nn.Module) -> None:
             module.running_var.uniform_(0.5, 1.5)
 
 
-class _DetachedCopies(TorchFunctionMode):
-    """While it is on, deepcopy of a tensor is a clone without history."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.Tensor.__deepcopy__:
-            tensor, memo = args
-            return memo.setdefault(id(tensor), tensor.detach().clone())
-        return func(*args, **(kwargs or {}))
-
-
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets no operation go below float64: norms and softmax that compute in float32 would hide small differences."""
 
@@ -136,21 +125,15 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def probing(models: Iterable[nn.Module]) -> Iterator[None]:
+def probing(twin: nn.Module) -> Iterator[None]:
     """Compute in float64 with attention's fast path off, and leave torch's, Python's and NumPy's state as it was."""
-    devices = {p.get_device() for model in models for p in model.parameters() if p.is_cuda}
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
     dtype, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
     try:
         torch.set_default_dtype(torch.float64)
         torch.backends.mha.set_fastpath_enabled(False)
-        with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad(), catch_warnings():
+        with random_state_kept(twin), torch.inference_mode(False), torch.enable_grad(), catch_warnings():
             simplefilter("ignore")
             yield
     finally:
         torch.set_default_dtype(dtype)
         torch.backends.mha.set_fastpath_enabled(fast)
-        random.setstate(python)
-        if numpy:
-            numpy.random.set_state(state)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, tensors_in
+from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in
 
 
 def step_flops(twin: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
@@ -14,7 +14,7 @@ def step_flops(twin: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
     try:
         with FlopCounterMode(display=False) as counter, DoublePrecision():  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
-            leaving = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
+            leaving = [tensor.sum() for tensor in floats_in(output) if tensor.requires_grad]
             if leaving:
                 torch.stack(leaving).sum().backward()  # type: ignore[no-untyped-call]
     finally:

@@ -73,13 +73,12 @@ class Influence:
         grads = self.gradients(columns, [op.made for _, op in self.used])
         parts = []
         for grad, (_, op) in zip(grads, self.used, strict=True):
-            size, others = (
-                op.made.shape[op.made_dim],
-                [d for d in range(op.made.dim()) if d != op.made_dim % op.made.dim()],
-            )
-            none = torch.zeros(size, dtype=torch.bool, device=op.made.device)
-            parts.append(none if grad is None else grad.ne(0).sum(others) > 0)
-        return torch.cat(parts).cpu() if parts else torch.zeros(0, dtype=torch.bool)
+            if grad is None:
+                parts.append(torch.zeros(op.made.shape[op.made_dim], dtype=torch.bool))
+            else:
+                others = [d for d in range(grad.dim()) if d != op.made_dim % grad.dim()]
+                parts.append((grad.ne(0).sum(others) > 0).cpu())
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
     def source(self, flat: int) -> Source:
         """Turn a number among all used output channels into operation and channel."""

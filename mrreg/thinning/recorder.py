@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, named_tensors, tensors_in
+from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
 
 
 class Channels(NamedTuple):
@@ -58,7 +58,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
     others = named_tensors(twin)
     for tensor in others.values():
         tensor.requires_grad_(True)
-    entering = list(tensors_in([inputs.args, inputs.kwargs]))
+    entering = floats_in(inputs)
     for tensor in entering:
         tensor.requires_grad_(True)
     mode = _Recorder(others)
@@ -67,9 +67,9 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
             output = twin(*inputs.args, **inputs.kwargs)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
-        error.add_note(f"thin: raised by the model's forward on example_inputs ({call}).")
+        error.add_note(f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
-    leaving = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    leaving = [tensor for tensor in floats_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
 
 
@@ -87,7 +87,7 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in SUMS and len(args) > 1:
             self._note_sum(args[0], args[1], name in ("add_", "__iadd__"))
-        if name in SMOOTH:
+        if name in SMOOTH and args and args[0].is_floating_point():
             return SMOOTH[name](func, *args, **kwargs)
         read = READERS.get(name)
         layout = read(*args, **kwargs) if read else None
@@ -134,38 +134,33 @@ SUMS = ("add", "add_", "__add__", "__iadd__", "__radd__")
 Layout = tuple[Tensor, Tensor, Tensor | None, tuple[int, int | None, int, int]]
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Layout | None:
-    return (x, weight, bias, (0, 1, -1, -1)) if weight.dim() == 2 else None
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Layout | None:
+    return (input, weight, bias, (0, 1, -1, -1)) if weight.dim() == 2 else None
 
 
-def _matmul(x: Tensor, weight: Tensor) -> Layout | None:
-    if isinstance(x, nn.Parameter) or (x._base is not None and isinstance(x._base, nn.Parameter)):
-        return (weight, x, None, (0, 1, -2, -2)) if x.dim() == 2 and weight.dim() > 1 else None
-    return (x, weight, None, (1, 0, -1, -1)) if weight.dim() == 2 and x.dim() > 1 else None
+def _matmul(input: Tensor, other: Tensor) -> Layout | None:
+    if isinstance(input, nn.Parameter) or isinstance(input._base, nn.Parameter):
+        return (other, input, None, (0, 1, -2, -2)) if input.dim() == 2 and other.dim() > 1 else None
+    return (input, other, None, (1, 0, -1, -1)) if other.dim() == 2 and input.dim() > 1 else None
 
 
-def _addmm(bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Layout | None:
-    return (x, weight, bias, (1, 0, -1, -1)) if bias.dim() == 1 and not scales else None
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Layout | None:
+    return (mat1, mat2, input, (1, 0, -1, -1)) if input.dim() == 1 and not scales else None
 
 
-def _conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any
-) -> Layout | None:
-    channel = 1 - weight.dim()
-    grouped = groups != 1 or (len(rest) > 3 and rest[3] != 1)
-    return None if grouped else (x, weight, bias, (0, 1, channel, channel))
+def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Layout | None:
+    return input, weight, None, (1, None, -1, -1)
 
 
-def _conv_transpose(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any
-) -> Layout | None:
-    channel = 1 - weight.dim()
-    grouped = groups != 1 or (len(rest) > 3 and rest[3] != 1)
-    return None if grouped else (x, weight, bias, (1, 0, channel, channel))
+def _convolution(rows: int, columns: int) -> Callable[..., Layout | None]:
+    def read(
+        input: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1, **_: Any
+    ) -> Layout | None:
+        channel = 1 - weight.dim()
+        grouped = groups != 1 or (len(rest) > 3 and rest[3] != 1)
+        return None if grouped else (input, weight, bias, (rows, columns, channel, channel))
 
-
-def _embedding(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> Layout | None:
-    return x, weight, None, (1, None, -1, -1)
+    return read
 
 
 READERS: dict[str, Callable[..., Layout | None]] = {
@@ -175,8 +170,8 @@ READERS: dict[str, Callable[..., Layout | None]] = {
     "mm": _matmul,
     "addmm": _addmm,
     "embedding": _embedding,
-    **{f"conv{d}d": _conv for d in (1, 2, 3)},
-    **{f"conv_transpose{d}d": _conv_transpose for d in (1, 2, 3)},
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution(0, 1)),
+    **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolution(1, 0)),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, named_tensors, tensors_in
+from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
 
 TOLERANCE = 1e-9
 
@@ -57,7 +57,7 @@ class Trial:
         self.twin.train(training)
         buffers = {id(buffer): buffer.clone() for buffer in self.twin.buffers()} if training else {}
         with shown(self.twin, buffers), DoublePrecision(), _NoDropout():  # type: ignore[no-untyped-call]
-            return list(tensors_in(self.twin(*self.inputs.args, **self.inputs.kwargs)))
+            return floats_in(self.twin(*self.inputs.args, **self.inputs.kwargs))
 
     def difference(self) -> str:
         """Say in what the output differs from what it has to be; nothing if it does not."""
@@ -66,9 +66,10 @@ class Trial:
                 found = self._forward(training)
             except Exception as error:
                 return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            for one, two in zip(found, self.expected[training], strict=True):
-                if one.shape != two.shape:
-                    return f"an output has shape {tuple(one.shape)} instead of {tuple(two.shape)}"
+            expected = self.expected[training]
+            if [one.shape for one in found] != [two.shape for two in expected]:
+                return "the outputs have other shapes"
+            for one, two in zip(found, expected, strict=True):
                 scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
                 worst = float((one - two).abs().max()) if two.numel() else 0.0
                 if not worst <= TOLERANCE * scale:
@@ -157,11 +158,9 @@ class _NoDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if "dropout" in name and args:
-            return args[0]
+        if "dropout" in name:
+            return args[0] if args else kwargs["input"]
         if name == "scaled_dot_product_attention":
-            kwargs = {**kwargs, "dropout_p": 0.0}
-            args = args[:4] + args[5:6] if len(args) > 4 else args
-            if len(args) == 5:
-                kwargs, args = {**kwargs, "is_causal": args[4]}, args[:4]
+            named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+            return func(**{**named, **kwargs, "dropout_p": 0.0})
         return func(*args, **kwargs)

@@ -1,7 +1,6 @@
 """What training a thin model must do, literally: whole networks, columns at zero, entries put back after every step."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +31,9 @@ def absent_entries(model: nn.Module, groups: Sequence[UnitGroup], cycle: int) ->
             gone = torch.ones(group.units, dtype=torch.bool)
             gone[kept[group.name]] = False
             value = tensors[slot.name]
-            along = torch.zeros(value.shape[slot.dim], dtype=torch.bool).index_fill(0, slot.indices[gone].flatten(), True)
+            along = torch.zeros(value.shape[slot.dim], dtype=torch.bool).index_fill(
+                0, slot.indices[gone].flatten(), True
+            )
             shape = [1] * value.dim()
             shape[slot.dim] = -1
             found[slot.name] = found.get(slot.name, torch.zeros(value.shape, dtype=torch.bool)) | along.view(shape)
@@ -53,7 +54,9 @@ def as_call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def loss_of(output: Any) -> Tensor:
     """A loss in which every number of the output has a say."""
-    return torch.stack([(t * torch.linspace(0.5, 1.5, t.shape[-1]).to(t)).square().mean() for t in tensors_in(output)]).sum()
+    return torch.stack(
+        [(t * torch.linspace(0.5, 1.5, t.shape[-1]).to(t)).square().mean() for t in tensors_in(output)]
+    ).sum()
 
 
 class LiteralTraining:
@@ -112,4 +115,6 @@ class LiteralTraining:
 
 def _by_entry(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     state = optimizer.state.get(parameter, {})
-    return {name: s for name, s in state.items() if isinstance(s, Tensor) and s.shape == parameter.shape and name != "step"}
+    return {
+        name: s for name, s in state.items() if isinstance(s, Tensor) and s.shape == parameter.shape and name != "step"
+    }

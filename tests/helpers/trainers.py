@@ -87,6 +87,9 @@ def new_model(options: Options) -> Net:
     model = Net(options.checkpointing)
     if options.masks == "mask":
         mrreg.mask(model, {"trunk.0": 0.5, "head": 0.3}, k=K)
+    if options.masks == "thin":
+        x, labels = batch(0)
+        mrreg.thin(model, p=0.5, k=K, example_inputs={"x": x, "labels": labels})
     return model
 
 

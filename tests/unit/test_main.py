@@ -79,6 +79,21 @@ def test_fast_part_and_inputs_can_be_given() -> None:
     assert code == 0
 
 
+def test_thin_lists_groups_and_shares() -> None:
+    code, out, _ = run("thin", NET, "--shape", "4,6", "--k", "4")
+    assert code == 0
+    assert "hidden" in out
+    assert "a cycle of 4 steps" in out
+    code, out, _ = run("thin", NET, "--shape", "4,6", "--p", "0.25", "--json")
+    assert code == 0
+    report = json.loads(out)
+    assert [(each["units"], each["kept"]) for each in report["groups"].values() if each["admitted"]] == [(8, 6), (8, 6)]
+    assert 0 < report["masked_share"] < report["cycle_share"] < 1
+    code, _, err = run("thin", NET, "--shape", "4,6", "--p", "2")
+    assert code == 2
+    assert err.startswith("Error: thin: p must be")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

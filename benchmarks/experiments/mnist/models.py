@@ -24,7 +24,7 @@ class Method:
         k: Steps of a mask's cycle.
         boost: How many times larger a slow weight's step is; None is k.
         structure: What a mask leaves out together.
-        rescale: Whether kept weights are divided by 1 - p while a mask is on.
+        rescale: Divide kept weights by 1 - p while a mask is on.
     """
 
     kind: Kind = "SGD"
@@ -65,7 +65,7 @@ def network(method: Method, seeds: Sequence[int], sizes: tuple[int, int, int], *
         method: What is wrapped around its layers.
         seeds: One seed, or all whose networks are computed in one batched product.
         sizes: Of the input, the hidden layer and the output.
-        stacked: Whether parameters and inputs have a first dimension over the seeds.
+        stacked: Parameters and inputs have a first dimension over the seeds.
     """
     pairs = [_layers(seed, sizes) for seed in seeds]
     first, second = (StackedLinear(layers) for layers in zip(*pairs, strict=True)) if stacked else pairs[0]

@@ -49,7 +49,7 @@ EPOCHS, SECONDS = "accuracy", "accuracy at equal seconds"
 
 @dataclass(frozen=True)
 class Size:
-    """How many images, for how many epochs of plain SGD, and which methods."""
+    """A number of images, epochs of plain SGD on them, and the methods that are compared."""
 
     images: int
     epochs: int
@@ -58,7 +58,7 @@ class Size:
 
 @dataclass(frozen=True)
 class SmallConfig:
-    """What is spent on tuning and on the comparison; `seeds` are those of the comparison."""
+    """The effort for tuning and for the comparison; `seeds` are those of the comparison."""
 
     seeds: int
     sizes: tuple[Size, ...]

@@ -18,7 +18,10 @@ from benchmarks.experiments.mnist.models import Method
 from benchmarks.experiments.mnist.search import TABLE
 from benchmarks.experiments.mnist.training import Setting, train
 
-KEPT, AT_ZERO = (0.2, 0.5), (0.8, 0.5)  # the two readings of the paper's probabilities, as chances to be at zero
+KEPT, AT_ZERO = (
+    (0.2, 0.5),
+    (0.8, 0.5),
+)  # the two readings of the paper's probabilities, as probabilities of being at zero
 
 MASKS, EVERY_STEP = "masks, k = 5", "new mask every step, no multirate"
 LITERAL = (f"{MASKS}, 0.8/0.5 at zero", f"{EVERY_STEP}, 0.8/0.5 at zero")
@@ -49,7 +52,7 @@ H_S = {
 
 @dataclass(frozen=True)
 class MnistConfig:
-    """How long each method is trained, and on what."""
+    """The length of every training, and its data."""
 
     seeds: int
     epochs: int

@@ -51,8 +51,8 @@ class Patched:
     Args:
         x: Images in bytes, (n, 3, 32, 32).
         y: Their classes, (n).
-        image: Whether there is an image, (n), one or zero.
-        patch: Whether there is a patch, (n), one or zero.
+        image: One where there is an image, else zero, (n).
+        patch: One where there is a patch, else zero, (n).
         shift: The s of each patch, (n).
         patterns: z and zeta.
         side: How many pixels of a side are shown, those in the middle; even.

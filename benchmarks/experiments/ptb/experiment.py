@@ -37,7 +37,7 @@ HELD_OUT_ROWS = 50  # of a batch of held-out text; every 35 words are read on th
 
 @dataclass(frozen=True)
 class PtbConfig:
-    """How much text, how long, and which p are tried; None is all of the text or words.
+    """The text, the length of trainings, and the p that are tried; None is all of the text or words.
 
     Args:
         seeds: Of the comparison; the search has one of its own.

@@ -17,7 +17,7 @@ MINIMUM = "minimum validation loss"
 
 @dataclass(frozen=True)
 class Method:
-    """How the encoder layers are regularized.
+    """A way to regularize the encoder layers.
 
     Args:
         kind: "masks" on every weight matrix of the encoder layers, entry by entry; "unit masks" are what

@@ -1,4 +1,4 @@
-"""What the report shows of Penn Treebank."""
+"""The report of Penn Treebank."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -105,7 +105,7 @@ PLAIN = Section(
 
 
 def facts(record: Record) -> Sequence[str]:
-    """What the search found, when each method was best, the two momenta, and the differences between the methods."""
+    """Return what the search found, when each method was best, the two momenta, and the differences of methods."""
     found = {name: search(record.config["p"], name).tried(record, name) for name in SEARCHED}
     said = [_search(name, {options["p"]: -score for options, score in tried}) for name, tried in found.items() if tried]
     curves = {name: record.curves(name, "validation loss per epoch") for name in ("SGD", "SGD, momentum 0")}
@@ -119,7 +119,7 @@ def facts(record: Record) -> Sequence[str]:
 
 
 def _search(name: str, losses: dict[float, float]) -> str:
-    """What each p gave, and which one was chosen; at an edge of what was tried, a better one may lie outside."""
+    """Return the loss of each p, and the chosen one; at an edge of what was tried, a better one may lie outside."""
     tried = ", ".join(f"{loss:.3f} with {p:g}" for p, loss in losses.items())
     best = min(losses, key=losses.__getitem__)
     edge = {min(losses): ", the smallest that was tried", max(losses): ", the largest that was tried"}.get(best, "")
@@ -127,7 +127,7 @@ def _search(name: str, losses: dict[float, float]) -> str:
 
 
 def _course(name: str, curve: list[float]) -> str:
-    """Where one run had its minimum, and whether it went on long enough to have passed it."""
+    """Return the place of a run's minimum, and whether it went on for long enough to have passed it."""
     label = name if "momentum" in name else f"{name}, momentum 0.9"
     place = curve.index(min(curve)) + 1
     end = "still falling" if place == len(curve) else f"then up to {curve[-1]:.3f}"

@@ -1,4 +1,4 @@
-"""How much faster fine-tuning gets with a fast head, against full fine-tuning and a loop written by hand.
+"""The speed of fine-tuning with a fast head, against full fine-tuning and a loop written by hand.
 
 A timed call is one whole cycle of k steps, each with forward, backward, optimizer step and zero_grad, always on the
 same batch; weights are random, since they do not change what a step costs. Full fine-tuning, MultirateSGD and the
@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import mrreg
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Claim, Row, Section, Values, metric
+from benchmarks.core.sections import Claim, Row, Section, Values, above, metric
 from benchmarks.core.timing import interleaved
 from benchmarks.experiments.speed.finetune_networks import CLASSES, NETWORKS, Case
 
@@ -35,7 +35,7 @@ TARGET = 2.0  # ResNet-34, float32, k = 5
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """What is timed; `seeds` is the number of repeats, `hand` the k for which the hand-written loop is timed too."""
+    """The cases that are timed; `seeds` is the number of repeats, `hand` the k of the hand-written loop."""
 
     seeds: int
     cases: tuple[Case, ...]
@@ -170,12 +170,8 @@ def runs(config: SpeedConfig) -> list[Run]:
     return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 
-def _less(case: Case, name: str, bound: float) -> Values:
-    return lambda record: [value - bound for value in record.numbers(case.name, name).values()]
-
-
 def _near(case: Case, k: int) -> Values:
-    """How much of the 10 % is left."""
+    """Return how much of the 10 % is left."""
 
     def values(record: Record) -> list[float]:
         predicted, found = (record.numbers(case.name, f"{what} k={k}") for what in ("predicted", "speed-up"))
@@ -193,13 +189,13 @@ def _rows(case: Case) -> list[Row]:
 def _claims(case: Case, hand: tuple[int, ...]) -> list[Claim]:
     said = [
         Claim(f"{case.name}, k = {k}: at least {HAND} of a hand-written loop's speed",
-              _less(case, f"against hand k={k}", HAND))
+              above(case.name, f"against hand k={k}", HAND))
         for k in hand
     ]  # fmt: skip
     said += [Claim(f"{case.name}, k = {k}: predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
     if case.target is not None:
         text = f"{case.name}, k = 5: at least {case.target} times as fast as full fine-tuning"
-        said.insert(0, Claim(text, _less(case, "speed-up k=5", case.target)))
+        said.insert(0, Claim(text, above(case.name, "speed-up k=5", case.target)))
     return said
 
 

@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Network:
-    """How it is built, which modules are its head, and a batch of its inputs."""
+    """A network: its constructor, the modules of its head, and a batch of its inputs."""
 
     build: Callable[[], nn.Module]
     head: tuple[str, ...]

@@ -24,7 +24,7 @@ GRID, EDGE = 50, 2.2  # decision regions: so many points a side, from -EDGE to E
 
 @dataclass(frozen=True)
 class SpiralConfig:
-    """How many networks, trained on how much for how long, and which methods."""
+    """The number of networks, the data and epochs they get, and the methods."""
 
     seeds: int
     epochs: int

@@ -1,4 +1,4 @@
-"""What the report shows of the spiral: accuracy, which part of the method matters, and the regions in the plane."""
+"""The report of the spiral: accuracy, which part of the method matters, and the regions in the plane."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,7 @@ def _difference(record: Record, one: str, other: str) -> str:
 
 
 def draw_regions(record: Record, figure: "Figure", methods: Sequence[str], edge: float) -> bool:
-    """Where each method puts the border between the spirals, with the training points of the first seed."""
+    """Draw the border that each method puts between the spirals, with the training points of the first seed."""
     from matplotlib.colors import LinearSegmentedColormap
 
     grids = {method: grid for method in methods if (grid := _grid(record, method))}

@@ -17,7 +17,7 @@ POOL = 8  # batches of similar length are made of so many batches that follow ea
 
 @dataclass(frozen=True)
 class Glue:
-    """How a task is called in `datasets`, and which columns its sentences and labels have there and in GLUE's files."""
+    """The name of a task in `datasets`, and the columns of its sentences and labels there and in GLUE's files."""
 
     name: str
     texts: tuple[str, ...]

@@ -97,7 +97,7 @@ def _tiny(classes: int) -> Classifier:
 
 @cache
 def _folder(source: str) -> str:
-    """Where transformers finds the encoder: a folder, or a name on the hub."""
+    """Return the place where transformers finds the encoder: a folder, or a name on the hub."""
     if source not in SOURCES:
         raise UserError(f"text: encoder must be one of {', '.join(SOURCES)}, got {source!r}.")
     if source == "distilbert":

@@ -22,7 +22,7 @@ from benchmarks.experiments.text.training import loop
 
 @dataclass(frozen=True)
 class PeersConfig:
-    """What all methods share; `steps` are those of full fine-tuning, whose seconds are everyone's."""
+    """Settings that all methods share; `steps` are those of full fine-tuning, whose seconds are everyone's."""
 
     seeds: int
     encoder: str

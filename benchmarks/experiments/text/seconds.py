@@ -1,4 +1,4 @@
-"""Where multirate fine-tuning of a text encoder pays: methods compared at equal seconds, on SST-2.
+"""Multirate fine-tuning of a text encoder where it pays and where not: methods at equal seconds, on SST-2.
 
 Goes beyond the paper, which compares at equal epochs. A map of recipes is drawn with one seed, on training texts held
 out, at equal seconds; a few recipes, chosen before, and the best of the map are compared with other seeds on the dev

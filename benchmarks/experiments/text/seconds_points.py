@@ -53,4 +53,4 @@ REST = (
 
 POINTS = {point.name: point for point in (*FIRST, *REST)}
 COMPARED = tuple(Point(recipe).name for recipe in (FULL, HALF, HALF_FAST, NO_EMBEDDINGS, PAPERS))
-"""What is compared with all seeds, named before anything was run; the best of the map joins."""
+"""The points that are compared with all seeds, named before anything was run; the best of the map joins."""

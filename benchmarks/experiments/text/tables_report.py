@@ -224,7 +224,7 @@ def _adamw() -> Section:
 
 
 def _fastest(record: Record) -> list[str]:
-    """How much faster each recipe was than full fine-tuning with AdamW."""
+    """Return the speed of each recipe over that of full fine-tuning with AdamW."""
     full = name(FULL, "AdamW")
     ratios = {recipe.name: faster(name(recipe, "AdamW"), full)(record) for recipe in METHODS["AdamW"][1:]}
     said = [f"{label} {stats.summarize(values).median:.2f}" for label, values in ratios.items() if values]

@@ -11,7 +11,7 @@ from benchmarks.experiments.transfer.methods import FEW, MULTIRATE_HELD, PAPER
 
 @dataclass(frozen=True)
 class Variant:
-    """How a comparison differs from the paper's main one.
+    """A comparison that differs from the paper's main one.
 
     Args:
         decay: The learning rate falls linearly to 0.
@@ -65,7 +65,7 @@ RESNET20 = Pair("resnet20", "mnist", (CONSTANT, OWN))
 
 @dataclass(frozen=True)
 class TransferConfig:
-    """What is compared on how many images; the last `validation` training images are for the search alone."""
+    """The pairs that are compared, and their images; the last `validation` training images are for the search alone."""
 
     seeds: int
     few: int

@@ -14,7 +14,7 @@ K, MOMENTUM = 5, 0.9
 
 @dataclass(frozen=True)
 class Method:
-    """Which parts of a network train, and how often; parts are counted from the last.
+    """The parts of a network that train, and how often; parts are counted from the last.
 
     Args:
         trained: How many parts train; None is all of them.

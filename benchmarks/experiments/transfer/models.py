@@ -20,7 +20,7 @@ Name = Literal["mobilenet", "resnet20", "resnet34", "resnet50"]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a pretrained network comes from, and how it is divided.
+    """The origin of a pretrained network, and its parts.
 
     Args:
         title: What it is called in reports and messages.
@@ -160,7 +160,7 @@ def _plain(saved: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _counts(net: nn.Module) -> dict[str, Tensor]:
-    """How many batches BatchNorm layers have seen, which older files do not tell and only cumulative averages need."""
+    """Return the counts of batches of BatchNorm layers: older files lack them, only cumulative averages need them."""
     return {name: value for name, value in net.state_dict().items() if name.endswith("num_batches_tracked")}
 
 

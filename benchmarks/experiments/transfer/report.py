@@ -1,4 +1,4 @@
-"""What the report shows of the transfer benchmark: every comparison at equal epochs and at equal seconds."""
+"""The report of the transfer benchmark: every comparison at equal epochs and at equal seconds."""
 
 from collections.abc import Iterable
 from functools import partial

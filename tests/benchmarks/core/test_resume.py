@@ -9,18 +9,39 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-KILLS = 8
+KILLS = 5
 
 # Children are forked from a process that has imported torch already and computed nothing.
+SPIRAL = """
+from benchmarks.experiments.spiral.experiment import BENCHMARK as benchmark
+"""
+
+# Two trainings of about a second each, saved at every tenth of one.
+LONG = """
+from dataclasses import replace
+from benchmarks.core import checkpoints
+from benchmarks.core.comparison import Comparison
+from benchmarks.core.study import Study
+from benchmarks.experiments.mnist.models import Method
+from benchmarks.experiments.mnist.small import PRESETS, build, evenly
+
+def comparisons(config):
+    methods = {"dropout": Method("dropout", (0.2, 0.5)), "masks": Method("masks", (0.2, 0.5))}
+    return [Comparison(methods, 1, evenly(600, 5), setting=100)]
+
+checkpoints.EVERY = 0.1
+study = Study("toy", PRESETS, comparisons, build)
+result = lambda config, outcome: {k: v for k, v in study.default_result(outcome).items() if k != "training seconds"}
+benchmark = replace(study, result=result).benchmark()
+"""
+
 SCRIPT = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch
 from benchmarks.core import runner as harness
-from benchmarks.experiments.spiral import experiment as spiral
 
 torch.set_num_threads(1)
-benchmark = spiral.BENCHMARK
 folder = Path(sys.argv[1])
 
 def child(out):
@@ -56,8 +77,9 @@ def runs(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_sigkill_at_random_moments(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(KILLS)]
+@pytest.mark.parametrize("benchmark", [SPIRAL, LONG], ids=["many runs", "long trainings"])
+def test_sigkill_at_random_moments(tmp_path: Path, benchmark: str) -> None:
+    arguments = [sys.executable, "-c", benchmark + SCRIPT, str(tmp_path), str(KILLS)]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) > 0

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.core import runner
+from benchmarks.core import checkpoints, runner
 from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly
-from benchmarks.core.records import Record, load
+from benchmarks.core.records import Record, load, new
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown, study_sections
 
@@ -185,6 +185,23 @@ def test_a_scheduled_method_is_trained_once_for_its_steps_and_once_for_its_secon
     assert lengths == {"plain": [8], "cheap": [8, 16], "dear": [8, 3]}
     assert record.results("dear")[1]["accuracy"] == 16.0
     assert record.results("dear")[1]["accuracy at equal seconds"] == 6.0
+
+
+def test_a_timing_that_was_cut_short_goes_on(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", -1.0)
+    toy, built = made
+    run = next(run for run in toy.runs(Config()) if run.method == "costs")
+    record = new("toy", "smoke", Config(), torch.device("cpu"))
+    context = runner.Context(torch.device("cpu"), None, record, tmp_path / "unfinished")
+
+    def failing(trainers: Any) -> dict[str, float]:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        replace(toy, measure=failing).execute(Config(), run, context)
+    taken = sum(each.steps for each in built)
+    assert toy.execute(Config(), run, context)[0]["all"]["dear"] == [3.0, 3.0]
+    assert sum(each.steps for each in built) == taken  # both turns were there
 
 
 def test_without_costs_there_are_no_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

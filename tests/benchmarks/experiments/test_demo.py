@@ -1,10 +1,14 @@
 """The demo is fair: splits do not overlap, every method gets the same search, and a run repeats exactly."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.core import records
+from benchmarks.core.comparison import Job
+from benchmarks.core.training import Plan, fit
 from benchmarks.experiments import demo
 from mrreg import MultirateMask
 
@@ -32,17 +36,17 @@ def test_the_digits_are_whole() -> None:
 
 
 def test_every_method_has_as_many_candidates_with_the_same_step_sizes() -> None:
-    steps = {method: sorted(choice.lr for choice in choices) for method, choices in demo.CHOICES.items()}
+    steps = {method: sorted(options["lr"] for options in grid) for method, grid in demo.GRID.items()}
+    assert steps.keys() == demo.METHODS.keys()
     assert len({tuple(each) for each in steps.values()}) == 1
-    assert all(len(set(choices)) == len(choices) for choices in demo.CHOICES.values())
+    assert all(len(set(map(str, grid))) == len(grid) for grid in demo.GRID.values())
 
 
 def test_every_method_begins_with_the_same_weights() -> None:
     weights = {}
-    for method in demo.CHOICES:
+    for kind in demo.METHODS:
         torch.manual_seed(3)
-        model = demo.network(method, demo.Choice(0.1, p=0.5, k=5), 16)
-        weights[method] = [parameter.detach() for parameter in model.parameters()]
+        weights[kind] = [parameter.detach() for parameter in demo.network(demo.Method(kind, p=0.5), 16).parameters()]
     for each in weights.values():
         torch.testing.assert_close(each, weights["SGD"], rtol=0, atol=0)
 
@@ -52,28 +56,35 @@ def test_every_method_begins_with_the_same_weights() -> None:
     [("SGD", nn.Dropout, 0), ("dropout", nn.Dropout, 3), ("masks (weights)", MultirateMask, 3)],
 )
 def test_networks(method: str, kind: type[nn.Module], count: int) -> None:
-    model = demo.network(method, demo.Choice(0.1, p=0.5, k=5), 16).eval()
+    model = demo.network(demo.Method(method, p=0.5), 16).eval()
     assert sum(isinstance(module, kind) for module in model) == count
     assert model(torch.zeros(2, 64)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("method", demo.CHOICES)
+@pytest.mark.parametrize("method", demo.METHODS)
 def test_a_training_repeats_whatever_ran_before(method: str) -> None:
-    choice = demo.CHOICES[method][-1]
-    first = demo.train(SMOKE, method, choice, seed=5)
+    def train() -> dict[str, dict[int, float]]:
+        job = Job("compare", 10, None, torch.device("cpu"), None, method)
+        loop = demo.build(SMOKE, replace(demo.METHODS[method], **demo.GRID[method][-1]), 5, job)
+        return fit(loop, Plan((5, 10), ("validation", "test", "train")), torch.device("cpu")).values
+
+    first = train()
     torch.rand(7)
-    second = demo.train(SMOKE, method, choice, seed=5)
-    assert first["accuracy per look"] == second["accuracy per look"]
+    assert train() == first
 
 
-def test_the_first_of_the_best_candidates_is_chosen() -> None:
+def test_the_step_size_falls_to_zero() -> None:
+    loop = demo.build(SMOKE, demo.Method("SGD", lr=0.4), 5, Job("compare", 4, None, torch.device("cpu"), None, "SGD"))
+    sizes = []
+    for _ in range(4):
+        loop.step()
+        sizes.append(loop.optimizer.param_groups[0]["lr"])
+    assert sizes == pytest.approx([0.4, 0.3, 0.2, 0.1])
+
+
+def test_the_report_says_what_was_chosen() -> None:
     record = records.Record("demo", "smoke", {}, "cpu", 1, {})
-    for seed, accuracies in ((1000, [50.0, 80.0, 70.0]), (1001, [50.0, 60.0, 70.0])):
-        record.add(f"search {seed}", "search SGD", (seed,), 1.0, [{"validation accuracy": accuracies}])
-    assert demo.best(record, "SGD") == 1
-
-
-def test_a_choice_says_what_it_is() -> None:
-    assert str(demo.Choice(0.1)) == "h = 0.1"
-    assert str(demo.Choice(0.2, p=0.5, k=5)) == "h = 0.2, p = 0.5, k = 5"
-    assert str(demo.Choice(0.4, weight_decay=1e-3)) == "h = 0.4, weight decay = 0.001"
+    for accuracy, options in enumerate(demo.GRID["masks (units)"]):
+        trial = f"search: masks (units), lr = {options['lr']:g}, p = {options['p']:g}, k = {options['k']}"
+        record.add(trial, trial, (1000,), 1.0, [{"validation accuracy": accuracy}])
+    assert "masks (units): lr = 0.8, p = 0.5, k = 5." in demo.chosen(record)[0]

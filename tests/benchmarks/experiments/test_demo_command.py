@@ -28,12 +28,12 @@ def test_the_demo_runs_and_prints_where_its_report_is(tmp_path: Path, capsys: py
     text = report.read_text()
     assert text.count("data:image/svg+xml") >= 4
     assert "http" not in text.replace("http://www.w3.org", "")
-    for method in demo.CHOICES:
+    for method in demo.METHODS:
         assert method in text
         assert method in printed
     assert "95 % interval" in printed
     record = records.load(tmp_path / "demo-smoke.json")
-    assert len(record.runs) == record.total == 4 + 4 * 3
+    assert len(record.runs) == record.total == 4 * 6 + 4 * 3
 
 
 @pytest.mark.slow

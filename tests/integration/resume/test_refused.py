@@ -104,7 +104,7 @@ SGD = [
     ),
     ("a flag", put("nesterov", "no", 0), "'nesterov'] must be something like False, got 'no'"),
     ("of MultirateAdamW", replaced(adamw), "groups without 'dampening', 'momentum'"),
-    ("of AdamW", replaced(plain_adamw), "saved with period 3, got 1"),
+    ("of AdamW", replaced(plain_adamw), "must be a saved state of SGD"),
 ]
 ADAMW = [
     ("renamed", rename("exp_avg", "average"), "without 'exp_avg'"),

@@ -157,7 +157,7 @@ def test_what_cannot_be_done_says_what_to_do() -> None:
 def test_a_forward_that_fails_says_that_the_inputs_were_ours() -> None:
     with pytest.raises(RuntimeError) as caught:
         mrreg.thin(network(), example_inputs=torch.randn(2, 9))
-    assert "raised by the model's forward on example_inputs" in caught.value.__notes__[0]
+    assert "raised by the forward of a float64 copy of the model on example_inputs" in caught.value.__notes__[0]
 
 
 def test_bfloat16_models_and_frozen_layers() -> None:
@@ -171,16 +171,32 @@ def test_bfloat16_models_and_frozen_layers() -> None:
 def test_absent_inputs_are_not_read_and_their_columns_get_no_gradient() -> None:
     torch.manual_seed(0)
     model, x = network().double(), X.double()
-    model[2].p = 0.0
-    weight = model[0].weight
+    first, dropout = model[0], model[2]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(dropout, nn.Dropout)
+    dropout.p, weight = 0.0, first.weight
     mrreg.thin(model, p={"inputs": 0.25, "hidden": 0.5}, example_inputs=X)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)
     out = model(x)
     out.sum().backward()
     assert weight.grad is not None
-    unread = (weight.grad == 0).all(0)
+    unread = weight.grad.eq(0).all(0)
     assert unread.sum() == 2
     torch.testing.assert_close(model(x + unread * 100.0), out, rtol=0, atol=0)
     assert not torch.allclose(model(x + ~unread * 100.0), out)
     optimizer.step()
+
+
+def test_layers_with_a_mask_of_their_own_are_left_to_it() -> None:
+    layers = [nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2)]
+    layers[0] = mrreg.MultirateMask(layers[0], p=0.5)
+    model = nn.Sequential(*layers)
+    _, report = mrreg.thin(model, example_inputs=X)
+    assert [group.name for group in report.groups] == ["2", "4"]
+    assert report["0.module"].reason == "'0' has a MultirateMask of its own"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    for _ in range(6):
+        model(X).sum().backward()
+        optimizer.step()

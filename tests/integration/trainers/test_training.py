@@ -40,6 +40,8 @@ OPTIONS = {
     "flags at rest": Options(at_rest=True),
     "all, flags at rest": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, at_rest=True),
     "masks": Options(masks="mask"),
+    "thin": Options(masks="thin"),
+    "thin, all": Options(masks="thin", accumulate=2, clip=0.05, bf16=True),
     "masks, all": Options(masks="mask", accumulate=2, clip=0.05, bf16=True, checkpointing=True),
 }
 STOP = 4  # one step into the second cycle

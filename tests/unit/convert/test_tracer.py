@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mrreg
+from mrreg.convert import tracer
 
 X = torch.randn(4, 6)
 ATTENTION = "it acts on attention probabilities, which have no weight"
@@ -49,7 +50,7 @@ class TestFunctions:
             ),
             (
                 lambda m, x: x + F.dropout(m.two(m.one(x)), p=0.3, training=m.training),
-                "mrreg.mask(model, {'3.two': 0.3}, k=3, structure='output', parameters=['bias', 'weight'])",
+                "mrreg.mask(model, {'3.two': 0.3}, k=3, structure='output', parameters=['weight', 'bias'])",
                 {"two": "output"},
             ),
             (
@@ -72,6 +73,23 @@ class TestFunctions:
             mask = model[3].get_submodule(path)  # type: ignore[index]
             assert isinstance(mask, mrreg.MultirateMask)
             assert (mask.p, mask.k, mask.structure) == (0.3, 3, structure)
+
+    def test_layers_of_several_kinds_get_a_call_each(self) -> None:
+        attention = nn.MultiheadAttention(6, 2)
+        model, report = swapped(
+            Net(lambda m, x: m.one(m.att(y := F.dropout(x, 0.3), y, y)[0]) + m.two(y), att=attention)
+        )
+        reason = report["3: dropout()"].reason
+        calls = re.findall(r"mrreg\.mask\(.*?\)(?= and|$)", reason)
+        assert len(calls) == 2
+        for call in calls:
+            eval(call, {"mrreg": mrreg, "model": model})
+        masks = {path: mask for path, mask in model.named_modules() if isinstance(mask, mrreg.MultirateMask)}
+        assert {path: [t.name for t in mask.targets] for path, mask in masks.items()} == {
+            "1": ["weight"],
+            "3.att": ["in_proj_weight"],
+            "3.two": ["weight"],
+        }
 
     def test_the_layers_on_both_sides_are_named(self) -> None:
         _, report = swapped(Net(lambda m, x: m.two(F.dropout(m.one(x), 0.3))))
@@ -123,6 +141,20 @@ class TestFunctions:
         assert "p=0.3" in left.what
         assert left.reason == ATTENTION
         assert str(report).startswith("1 of 2 ")
+
+    @pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+    def test_fused_attention_tells_its_rate(self, kernel: str) -> None:
+        operation = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention").default
+        name = operation._schema.name.removeprefix("aten::")
+        assert tracer.RANDOM_OPERATION.fullmatch(name)
+        assert tracer._drop_rate(name, tracer._arguments(operation, (), {"dropout_p": 0.2})) == (0.2, True)
+        assert tracer._drop_rate(name, tracer._arguments(operation, (), {})) == (0.0, False)
+
+    def test_fused_dropout_tells_its_rate(self) -> None:
+        _, report = swapped(Net(lambda m, x: m.two(torch.native_dropout(x, 0.3, m.training)[0])))
+        assert report["3: native_dropout()"].what.startswith("native_dropout() with p=0.3")
+        _, report = swapped(Net(lambda m, x: m.two(torch.native_dropout(x, 0.3, False)[0])))
+        assert list(report) == ["0"]
 
     def test_noise_that_drops_nothing_is_not_dropout(self) -> None:
         _, report = swapped(Net(lambda m, x: m.two(x + torch.randn_like(x))))

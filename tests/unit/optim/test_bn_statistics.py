@@ -9,6 +9,7 @@ import torch
 from helpers.batch_norm import END, POLICIES, K, batch, counts, network, same, slow_trunk, train
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 import mrreg
 
@@ -30,6 +31,25 @@ def test_slow_statistics_move_when_the_policy_says(statistics: str, slow: int, f
     assert handle.layers == ("1",)
     assert model[1].training
     assert model[1].track_running_stats
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("at_rest", [True, False])
+def test_sync_moves_once_per_forward_under_checkpointing(use_reentrant: bool, at_rest: bool) -> None:
+    """Recomputation in the backward pass is not another batch."""
+    models = network(), network()
+    for checkpointed, model in zip((True, False), models, strict=True):
+        given: Any = model if at_rest else model.parameters()
+        optimizer = mrreg.MultirateSGD(given, lr=0.05, k=K, fast=[model[i] for i in (3, 4, 5)], momentum=0.9)
+        mrreg.batch_norm(optimizer, model, "sync")
+        trunk, head = model[:3], model[3:]
+        if checkpointed:
+            model.forward = lambda x, trunk=trunk, head=head: head(
+                checkpoint(trunk, x.requires_grad_(), use_reentrant=use_reentrant)
+            )
+        train(model, optimizer, range(END), forwards=2)
+        assert counts(model) == (2 * 3, 2 * END)
+    assert same(*models)
 
 
 def test_every_is_torch() -> None:
@@ -257,19 +277,6 @@ def test_wrapped_optimizers() -> None:
     mrreg.batch_norm(optimizer, prepared, "sync")
     train(prepared, optimizer, range(END))
     assert counts(model) == (3, END)
-
-
-def test_checkpointing_moves_statistics_as_often_as_it_runs_the_layer() -> None:
-    """The layer runs twice at sync steps, as in torch, and once at fast ones, where nothing is computed again."""
-    model = network()
-    optimizer = slow_trunk(model)
-    mrreg.batch_norm(optimizer, model, "sync")
-    for t in range(K):
-        hidden = torch.utils.checkpoint.checkpoint(model[:3], batch(t), use_reentrant=False)
-        model[3:](hidden).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert counts(model) == (2, K)
 
 
 @pytest.mark.parametrize("statistics", POLICIES)

@@ -56,8 +56,6 @@ REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
     (ValueError, [(plain(), 1), (plain(), 2), (plain(), 5)], {}, "2 does not divide 5"),
     (ValueError, [(plain(shared), 1), (plain(shared), 5)], {}, r"shape \(3, 2\) in parts 0 and 1"),
     (ValueError, [(torch.optim.LBFGS([one(2)]), 1)], {}, "LBFGS evaluates the loss several times"),
-    (ValueError, [(torch.optim.Muon([one(2, 2)]), 1)], {}, "Muon's update is not element-wise"),
-    (ValueError, [(torch.optim.Adafactor([one(2)]), 1)], {}, "Adafactor scales"),
     (ValueError, [(torch.optim.SparseAdam([one(2)]), 1)], {}, "SparseAdam moves only"),
     (ValueError, [(NeedsClosure([one(2)], lr=0.1), 1)], {}, "needs 'closure'"),
     (ValueError, [(WithoutLr([one(2)]), 1)], {}, "lr in its groups"),
@@ -86,6 +84,10 @@ REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
     (ValueError, [(plain(), 1)], {"gradient": "average"}, "gradient must be one of .*'average'"),
     (TypeError, [(plain(), 1)], {"gradient": None}, "gradient must be one of"),
     (ValueError, [(plain(), 1), (plain(), 2)], {"gradient": ["mean"]}, "one for each of the 2 parts"),
+    (ValueError, [(plain(), 1), (plain(), 2)], {"phase": [1]}, "phase must be one number, or one for each of the 2"),
+    (ValueError, [(plain(), 1)], {"phase": -1}, "phase must be a whole number, at least 0, got -1"),
+    (TypeError, [(plain(), 1)], {"phase": "1"}, "phase must be a whole number"),
+    (ValueError, [(torch.optim.SGD([{"params": [one(2)], "slow_lr": "x"}], lr=0.1), 1)], {}, "slow_lr must be one of"),
 ]
 
 
@@ -498,3 +500,125 @@ def test_a_saved_state_with_two_clocks_is_refused() -> None:
     saved["param_groups"][0]["clock"] = 3
     with pytest.raises(ValueError, match="one clock"):
         optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("base", ["Muon", "Adafactor"])
+@pytest.mark.parametrize("drift", [True, False])
+def test_whole_tensors_are_moved_by_any_optimizer(base: str, drift: bool) -> None:
+    """At a sync step by the base, k times as far over the cycle; its state advances at sync steps only."""
+    kind, k = getattr(torch.optim, base), 3
+    start, fast = torch.randn(4, 3), one(2)
+    slow, alone = Parameter(start.clone()), Parameter(start.clone())
+    optimizer = mrreg.Multirate([(plain(fast), 1), (kind([slow], lr=0.1), k)], drift=drift)
+    reference = kind([alone], lr=0.1)
+    for t in range(2 * k):
+        fast.grad = torch.ones(2)
+        slow.grad = torch.full_like(slow, float(t + 1)) if t % k == 0 else None
+        before = alone.detach().clone()
+        if t % k == 0:
+            alone.grad = slow.grad.clone()  # type: ignore[union-attr]
+            reference.step()
+            with torch.no_grad():
+                alone.add_((alone - before) * (k - 1))
+        optimizer.step()
+        if t % k == k - 1 or not drift:
+            torch.testing.assert_close(slow, alone)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+
+
+class TestPhase:
+    """A part is due at t with t mod K == phase."""
+
+    @pytest.mark.parametrize("drift", [True, False])
+    def test_when_parts_are_due(self, drift: bool) -> None:
+        params = [one(2) for _ in range(3)]
+        pairs = [(plain(p, momentum=0.9), k) for p, k in zip(params, (1, 2, 4), strict=True)]
+        optimizer = mrreg.Multirate(pairs, phase=[0, 1, 2], drift=drift)
+        syncs: list[list[int]] = [[], [], []]
+        for t in range(12):
+            for found, due in zip(syncs, optimizer.due, strict=True):
+                found += [t] * due
+            for p in params:
+                p.grad = torch.ones(2) if p.requires_grad else None
+            optimizer.step()
+        assert syncs == [list(range(12)), list(range(1, 12, 2)), list(range(2, 12, 4))]
+
+    def test_before_its_first_gradient_a_part_rests(self) -> None:
+        fast, slow = one(2), one(2)
+        optimizer = mrreg.Multirate([(plain(fast), 1), (plain(slow), 4)], phase=6)
+        assert [group["phase"] for group in optimizer.param_groups] == [0, 2]
+        for t in range(3):
+            assert slow.tolist() == [1, 1]
+            assert slow.requires_grad is (t == 2)
+            fast.grad, slow.grad = torch.ones(2), torch.ones(2)
+            optimizer.step()
+        assert slow.tolist() != [1, 1]
+
+    @pytest.mark.parametrize("word", ["sum", "mean"])
+    def test_gathering_k_gradients_and_then_stepping(self, word: str) -> None:
+        """As code with an update frequency does at (t + 1) % k == 0; the slow lr is of one step."""
+        k, lr, losses = 4, 0.05, []
+        for ours in (True, False):
+            net = network(torch.float64)
+            a = torch.optim.SGD(net.head.parameters(), lr=lr)
+            b = torch.optim.SGD(net.trunk.parameters(), lr=lr / k if ours else lr, momentum=0.9)
+            both = mrreg.Multirate([(a, 1), (b, k)], gradient=word, drift=False, phase=[0, k - 1]) if ours else None
+            for t in range(5 * k + 2):
+                torch.autograd.backward(loss(net, t))
+                if both is not None:
+                    both.step()
+                    both.zero_grad()
+                    continue
+                a.step()
+                a.zero_grad()
+                if (t + 1) % k == 0:
+                    for p in net.trunk.parameters():
+                        if p.grad is not None and word == "mean":
+                            p.grad /= k
+                    b.step()
+                    b.zero_grad()
+            losses.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-14)
+
+    def test_groups_say_it_and_saved_states_keep_it(self) -> None:
+        net = network()
+        groups = mrreg.split(net, fast="head")
+        groups[1]["phase"] = 2
+        optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=3, momentum=0.9)
+        train(net, optimizer, range(4))
+        assert optimizer.due == (True, False)
+        saved = copy.deepcopy(optimizer.state_dict())
+        with pytest.raises(ValueError, match="saved with phase=0, got 2"):
+            sgd(network()).load_state_dict(saved)
+        twin = copy.deepcopy(net)
+        again = mrreg.MultirateSGD([{**g, "params": p} for g, p in zip(groups, parts_of(twin), strict=True)], k=3)
+        again.load_state_dict(saved)
+        for each, by in ((net, optimizer), (twin, again)):
+            train(each, by, range(4, 9))
+        assert same(net, twin)
+
+
+def parts_of(net: Any) -> list[list[Tensor]]:
+    return [list(net.head.parameters()), list(net.trunk.requires_grad_(True).parameters())]
+
+
+class TwoModes(torch.optim.SGD):
+    """Knows two sets of weights, as schedule-free optimizers do."""
+
+    mode = ""
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+def test_train_and_eval_reach_the_parts_that_have_them() -> None:
+    fast, middle, slow = one(2), one(2), one(2)
+    bases = TwoModes([fast], lr=0.1), plain(middle), TwoModes([slow], lr=0.1)
+    optimizer = mrreg.Multirate(list(zip(bases, (1, 2, 4), strict=True)))
+    for mode in ("eval", "train"):
+        getattr(optimizer, mode)()
+        assert [base.mode for base in bases if isinstance(base, TwoModes)] == [mode, mode]

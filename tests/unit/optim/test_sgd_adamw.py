@@ -1,5 +1,7 @@
 """`MultirateSGD` and `MultirateAdamW`: how parameters become groups, rates, and what is refused."""
 
+import copy
+import re
 from typing import Any
 
 import numpy as np
@@ -71,23 +73,28 @@ def test_split_serves_any_base() -> None:
     assert optimizer.due == (True, False)
 
 
+def per_step(optimizer: mrreg.Multirate) -> list[float]:
+    """The step sizes that the text of an optimizer shows."""
+    return [float(rate) for rate in re.findall(r", lr ([\d.]+),", repr(optimizer))]
+
+
 @pytest.mark.parametrize("form", BOTH)
 def test_slow_lr(form: Any) -> None:
     net = network()
 
     def rates(**options: Any) -> list[float]:
         optimizer = form(net.parameters(), **{"lr": 0.5, "k": 4, "fast": net.head} | options)
-        return [group["lr"] for group in optimizer.param_groups]
+        return per_step(optimizer)
 
     assert rates() == rates(slow_lr="coupled") == [0.5, 0.5]
     assert rates(slow_lr="per_gradient") == [0.5, 0.125]
     assert rates(slow_lr=0.01) == rates(slow_lr=np.float64(0.01)) == [0.5, 0.01]
     assert rates(slow_lr=0) == [0.5, 0]
-    assert rates(slow_lr="per_gradient", k=1) == [0.5, 0.5]
+    assert rates(slow_lr="per_gradient", k=1) == [0.5]  # one part
     own = [{"params": list(net.head.parameters())}, {"params": list(net.trunk.parameters()), "period": 4, "lr": 0.4}]
     given: dict[str, Any] = {"lr": 0.5}
-    assert [group["lr"] for group in form(own, **given, slow_lr=0.01).param_groups] == [0.5, 0.4]
-    assert [group["lr"] for group in form(own, **given, slow_lr="per_gradient").param_groups] == [0.5, 0.1]
+    assert per_step(form(own, **given, slow_lr=0.01)) == [0.5, 0.4]
+    assert per_step(form(own, **given, slow_lr="per_gradient")) == [0.5, 0.1]
 
 
 def test_a_scheduler_scales_both_rates() -> None:
@@ -95,7 +102,8 @@ def test_a_scheduler_scales_both_rates() -> None:
     optimizer = sgd(net, k=4, slow_lr="per_gradient")
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     train(net, optimizer, range(2), scheduler.step)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.00625]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.025]
+    assert per_step(optimizer) == [0.025, 0.00625]
 
 
 def test_one_gradient_moves_a_part_as_far_as_without_multirate_where_the_rate_is_per_gradient() -> None:
@@ -105,6 +113,110 @@ def test_one_gradient_moves_a_part_as_far_as_without_multirate_where_the_rate_is
     train(net, optimizer, range(3))
     train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), range(1))
     torch.testing.assert_close(net.trunk.weight.detach() - start, twin.trunk.weight.detach() - start)
+
+
+def nano_gpt(optimizer: mrreg.Multirate, t: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 * (1 - t / 20)
+
+
+SCHEDULES: dict[str, Any] = {
+    "every group by hand": lambda o: lambda: nano_gpt(o, o.param_groups[0]["clock"]),
+    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=30).step,
+    "CyclicLR": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3).step,
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=3).step,
+    "a smallest lr": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4, eta_min=0.05).step,
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_ratio_of_the_rates_survives_every_schedule(name: str) -> None:
+    """The slow part moves k times as far in all as at its own lr in a twin whose slow lr is set by hand."""
+    net, twin = network(torch.float64), network(torch.float64)
+    k = 4
+    optimizer, other = sgd(net, k=k, slow_lr="per_gradient"), sgd(twin, k=k)
+    schedule = SCHEDULES[name](optimizer)
+    for t in range(2 * k + 1):
+        rate = optimizer.param_groups[0]["lr"]
+        assert optimizer.param_groups[1]["lr"] == rate
+        assert per_step(optimizer)[1] == pytest.approx(rate / k, rel=1e-4)
+        for group, each in zip(other.param_groups, (rate, rate / k), strict=True):
+            group |= {"lr": each, "momentum": optimizer.param_groups[0]["momentum"]}
+        train(net, optimizer, range(t, t + 1))
+        train(twin, other, range(t, t + 1))
+        schedule()
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+    saved = copy.deepcopy(optimizer.state_dict())
+    again = sgd(network(torch.float64), k=k)  # the ratio comes with the state
+    again.load_state_dict(saved)
+    assert per_step(again) == per_step(optimizer)
+
+
+def test_a_rate_per_gradient_follows_the_period() -> None:
+    optimizer = sgd(net := network(), k=2, slow_lr="per_gradient")
+    optimizer.param_groups[1]["period"] = 5
+    assert per_step(optimizer) == [0.1, 0.02]
+    train(net, optimizer, range(1))
+    optimizer.param_groups[1]["period"] = 4  # from the next sync step on
+    assert per_step(optimizer) == [0.1, 0.02]
+
+
+def test_a_state_from_before_the_ratio_was_an_option_has_it_in_its_lr() -> None:
+    saved = copy.deepcopy(sgd(network(), k=2).state_dict())
+    saved["param_groups"][1]["lr"] = 0.05
+    for group in saved["param_groups"]:
+        del group["slow_lr"], group["phase"]
+    optimizer = sgd(network(), k=2, slow_lr="per_gradient")
+    optimizer.load_state_dict(saved)
+    assert per_step(optimizer) == [0.1, 0.05]
+
+
+class TestOneGroupScheduled:
+    """A schedule that sets the lr of `param_groups[0]` alone leaves the slow part at its first rate."""
+
+    def test_warns_once(self) -> None:
+        optimizer = sgd(net := network())
+        train(net, optimizer, range(2))
+        optimizer.param_groups[0]["lr"] = 0.05
+        with pytest.warns(
+            mrreg.NoEffectWarning, match="of the first parameter group was changed .* in every group"
+        ) as w:
+            train(net, optimizer, range(2, 3))
+        assert len(w) == 1
+        optimizer.param_groups[0]["lr"] = 0.04
+        train(net, optimizer, range(3, 5))
+
+    def test_says_nothing_where_it_is_meant(self) -> None:
+        for change in (
+            lambda o: [group.update(lr=0.05) for group in o.param_groups],
+            lambda o: o.param_groups[1].update(lr=0.05),
+            lambda o: torch.optim.lr_scheduler.LambdaLR(o, [lambda t: 0.5, lambda t: 1.0]),
+            lambda o: o.load_state_dict(other_rate(o)),
+        ):
+            optimizer = sgd(net := network())
+            change(optimizer)
+            train(net, optimizer, range(3))
+        optimizer = sgd(net := network(), slow_lr=0.01)  # rates that differ from the start
+        optimizer.param_groups[0]["lr"] = 0.05
+        train(net, optimizer, range(3))
+
+
+def other_rate(optimizer: mrreg.Multirate) -> dict[str, Any]:
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = 0.02
+    return saved
+
+
+def test_no_slow_part_warns_unless_k_is_1() -> None:
+    for form in BOTH:
+        for params in (network(), network().parameters(), [{"params": network().parameters()}]):
+            with pytest.warns(
+                mrreg.NoEffectWarning, match="k=4 has no effect, since all parameters are fast"
+            ) as caught:
+                form(params, lr=0.1, k=4)
+            assert caught[0].filename == __file__
+        form(network(), lr=0.1, k=1)
 
 
 def test_options_reach_the_base() -> None:

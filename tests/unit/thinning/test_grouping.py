@@ -12,7 +12,7 @@ from mrreg.thinning.grouping import Refusal, find
 
 def look(model: nn.Module, *inputs: Tensor) -> tuple[dict[str, UnitGroup], dict[str, Refusal]]:
     twin = double_copy(model)
-    with probing([twin]):
+    with probing(twin):
         groups, refusals = find(twin, read_inputs(inputs), lambda _: None)
     return {group.name: group for group in groups}, {refusal.name: refusal for refusal in refusals}
 

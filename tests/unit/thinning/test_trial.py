@@ -21,7 +21,7 @@ X = torch.randn(5, 4)
 
 def attempt(model: nn.Module, groups: list[UnitGroup]) -> Admission:
     twin = double_copy(model)
-    with probing([twin]):
+    with probing(twin):
         return admit(twin, read_inputs(X), groups, lambda _: None)
 
 

@@ -1,0 +1,98 @@
+"""The units and entries that masks draw, in words and numbers, for reports and plots; nothing is drawn by asking."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from mrreg.masks.base import CyclicMask
+from mrreg.masks.module import MultirateMask
+from mrreg.masks.sampling import draw_kept, fill_bits
+from mrreg.masks.thin_mask import ThinMask, thin_mask
+from mrreg.module_utils import join, parameter
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Subset:
+    """One draw of a mask: of units that are absent together, or of the single entries of a parameter.
+
+    Args:
+        name: Path of the layer that has the units, or of the parameter.
+        kind: What the units are; empty for single entries.
+        units: How many units or entries there are.
+        present: How many are present on a masked step; of single entries, the expected number.
+        index: Position among the draws of the model.
+    """
+
+    name: str
+    kind: str
+    units: int
+    present: float
+    index: int
+
+    def drawn(self, seed: int, cycle: int, shown: int) -> Tensor:
+        """Return True for each of the first `shown` units or entries that is present on the masked steps of a cycle."""
+        key = seed, self.index, cycle
+        if not self.kind:
+            entries = torch.empty(min(self.units, shown), dtype=torch.int32)
+            return fill_bits(entries, key, 1 - self.present / self.units) != 0
+        present = torch.zeros(self.units, dtype=torch.bool)
+        present[draw_kept(key, int(self.present), self.units, CPU)] = True
+        return present[:shown]
+
+
+def masks_in(model: nn.Module) -> Iterator[tuple[str, CyclicMask, int]]:
+    """Yield the masks of a model in the order of `attach`: path, mask, index of its first draw."""
+    first = 0
+    for name, module in model.named_modules():
+        mask = module if isinstance(module, MultirateMask) else thin_mask(module)
+        if mask is not None:
+            yield name, mask, first
+            first += mask._draws()
+
+
+def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
+    """Return what a mask draws; `name` is its path, `first` the index of its first draw."""
+    if isinstance(mask, ThinMask):
+        return [
+            Subset(join(name, group.name), group.kind, group.units, group.kept, index)
+            for index, group in enumerate(mask.groups, first)
+        ]
+    assert isinstance(mask, MultirateMask)
+    p, found = _probability(mask), {}
+    for index, target in enumerate(mask.targets, first):
+        if target.layout is None:
+            entries = parameter(mask.module, target.name).numel()
+            found[target.name] = Subset(join(name, target.name), "", entries, (1 - p) * entries, index)
+        elif target.group not in found:
+            units, layer = target.layout.units, target.name.rpartition(".")[0]
+            path = join(name, layer) if layer else name
+            found[target.group] = Subset(path, mask.structure, units, units - round(p * units), index)
+    return list(found.values())
+
+
+def entries_of(mask: CyclicMask) -> tuple[int, float]:
+    """Return how many entries the masked parameters have, and how many are present on a masked step."""
+    total, present = 0, 0.0
+    for name, value in mask._masked_parameters():
+        total, present = total + value.numel(), present + value.numel() * _share(mask, name)
+    return total, present
+
+
+def _share(mask: CyclicMask, name: str) -> float:
+    """Return the share of a masked parameter's entries that is present on a masked step."""
+    if isinstance(mask, ThinMask):
+        return prod(group.kept / group.units for group, _ in mask.tensors[name].cuts.values())
+    assert isinstance(mask, MultirateMask)
+    layout = next(target.layout for target in mask.targets if target.name == name)
+    p = _probability(mask)
+    return 1 - (p if layout is None else round(p * layout.units) / layout.units)
+
+
+def _probability(mask: MultirateMask) -> float:
+    """Return the p of the draw that holds now; the user may have set another for the next cycle."""
+    return mask._drawn_p if mask._drawn else mask.p

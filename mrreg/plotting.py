@@ -1,0 +1,98 @@
+"""A picture of the units that masks leave in, drawn ahead of training."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from mrreg.errors import check_int, invalid_argument
+from mrreg.masks.subsets import Subset, masks_in, subsets_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WHERE = "plot"
+SHOWN = 24  # units of each group: all of them would be too fine to see
+
+
+def plot(
+    model: nn.Module, *, cycles: int = 3, first_cycle: int = 0, seed: int | None = None, ax: "Axes | None" = None
+) -> "Axes":
+    """Draw which units, or single entries, the masks of a model leave in at each step of some cycles.
+
+    Slow subsets are a pure function of seed, position in the model and cycle, so that this can be drawn before
+    training, and shows what training will do. Of each group the first 24 units are shown. Needs matplotlib
+    (`pip install mrreg[plot]`).
+
+    Args:
+        model: A model with masks, or a thin one.
+        cycles: How many cycles to draw, at least 1.
+        first_cycle: The first of them, at least 0.
+        seed: That of `attach`; None: the one that drives the masks now, or 0.
+        ax: Where to draw; None: a new figure.
+
+    Returns:
+        The axes, with steps from left to right; dark means present.
+
+    Raises:
+        ValueError: If the model has no mask.
+
+    Example:
+        >>> import mrreg
+        >>> from torch import nn
+        >>> model = mrreg.mask(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), {"0": 0.5}, k=5)
+        >>> ax = mrreg.plot(model, cycles=2)
+        >>> ax.get_xlabel()
+        'step'
+    """
+    cycles = check_int(WHERE, "cycles", cycles)
+    first_cycle = check_int(WHERE, "first_cycle", first_cycle, least=0)
+    masks = list(masks_in(model))
+    if not masks:
+        remedy = "Put masks into it with mrreg.mask, mrreg.swap_dropout or mrreg.thin."
+        raise invalid_argument(ValueError, WHERE, "model", "a module with masks", type(model).__name__, remedy)
+    drawn = [mask._drawn[0] for _, mask, _ in masks if mask._drawn]
+    seed = check_int(WHERE, "seed", (drawn or [0])[0] if seed is None else seed, least=0)
+    k = max(mask.k for _, mask, _ in masks)
+    steps = range(first_cycle * k, (first_cycle + cycles) * k)
+    bands = [
+        (each.name or type(model).__name__, _band(each, mask.k, seed, steps))
+        for name, mask, first in masks
+        for each in subsets_of(name, mask, first)
+    ]
+    return _draw(bands, steps, ax)
+
+
+def _band(subset: Subset, k: int, seed: int, steps: range) -> Tensor:
+    """Return True where a unit is present, (units, steps)."""
+    columns = []
+    for step in steps:
+        cycle, phase = divmod(step, k)
+        present = subset.drawn(seed, cycle, SHOWN)
+        columns.append(torch.ones_like(present) if phase == k - 1 else present)
+    return torch.stack(columns, dim=1)
+
+
+def _draw(bands: list[tuple[str, Tensor]], steps: range, ax: "Axes | None") -> "Axes":
+    """Draw the bands below one another, with a blank row between two of them."""
+    if ax is None:
+        ax = _new_axes(sum(len(band) for _, band in bands))
+    top = 0
+    ticks = []
+    for _, band in bands:
+        extent = (steps.start - 0.5, steps.stop - 0.5, top + len(band), top)
+        ax.imshow(band.numpy(), cmap="Blues", vmin=-0.2, vmax=1.4, aspect="auto", interpolation="none", extent=extent)
+        ticks.append(top + len(band) / 2)
+        top += len(band) + 1
+    ax.set(xlabel="step", xlim=(steps.start - 0.5, steps.stop - 0.5), ylim=(top - 1, 0))
+    ax.set_yticks(ticks, [name for name, _ in bands])
+    return ax
+
+
+def _new_axes(rows: int) -> "Axes":
+    """Return the axes of a new figure."""
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise ImportError(f"{WHERE} needs matplotlib, which cannot be imported: pip install mrreg[plot]") from error
+    return pyplot.subplots(figsize=(8, 1 + 0.08 * rows), layout="constrained")[1]
