@@ -174,9 +174,9 @@ def excerpt(records: Records, rows: Sequence[Comparison] = EXCERPT) -> list[tupl
     return [(row, seconds, epochs) for row, seconds, epochs in found if {seconds, epochs} != {NONE}]
 
 
-def cards(records: Records, looks: Mapping[str, plots.Look]) -> list[ShownCard]:
+def cards(records: Records, looks: Mapping[str, plots.Look], given: Sequence[Card] = CARDS) -> list[ShownCard]:
     """Return the cards that have anything to say."""
-    shown = [(card, excerpt(records, card.comparisons)) for card in CARDS]
+    shown = [(card, excerpt(records, card.comparisons)) for card in given]
     return [
         ShownCard(card.title, card.what, gains, card.cost.said(records), card.use_if, _plot(card, records, looks))
         for card, gains in shown
