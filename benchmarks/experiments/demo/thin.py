@@ -43,7 +43,7 @@ class Config:
     timings: int = 5
 
 
-PRESETS = {"demo": Config(8, 150), "smoke": Config(2, 4, 2, width=16, timings=1)}
+PRESETS = {"demo": Config(6, 120), "smoke": Config(2, 4, 2, width=16, timings=1)}
 
 
 def comparisons(config: Config) -> list[Comparison[Method]]:
