@@ -106,10 +106,10 @@ def demo_(
     out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("demo-report"),
     preset: Annotated[str, typer.Option(help="demo, or smoke for seconds.")] = "demo",
 ) -> None:
-    """Masks beside SGD and dropout on real digits that ship with scikit-learn; at most three minutes, no download."""
-    from benchmarks.experiments import demo
+    """Thin training, fine-tuning and time scales on data that ship with scikit-learn; at most three minutes."""
+    from benchmarks.experiments.demo import command
 
-    demo.run(out, preset)
+    command.run(out, preset)
 
 
 def folder(preset: str) -> Path:

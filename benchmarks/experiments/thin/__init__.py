@@ -1,0 +1,1 @@
+"""Thin sub-networks beside dropout and other regularizers."""
