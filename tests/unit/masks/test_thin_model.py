@@ -386,9 +386,9 @@ def test_a_step_that_the_scaler_skips_does_not_count() -> None:
 
 
 class Failing(SGD):
-    """Fails in the middle of a step once."""
+    """Fails in the middle of its next step, if it is told to."""
 
-    fails = True
+    fails = False
 
     def step(self, closure: Any = None) -> Any:
         if self.fails:
@@ -405,6 +405,7 @@ def test_a_step_that_fails_changes_nothing() -> None:
     other, its = attached(partial(SGD, lr=0.1, momentum=0.9))
     loss_of(model(batch(5))).backward()  # type: ignore[no-untyped-call]
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.fails = True
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert optimizer.state_dict()["state"] == {}
