@@ -12,6 +12,7 @@ demo: $(VENV)/.demo
 # One thread per process: two processes of two threads each hinder one another on small tensors.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --nbmake examples/*.ipynb
 
 lint: $(VENV)/.test
 	$(BIN)/ruff format --check .

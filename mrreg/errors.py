@@ -70,3 +70,11 @@ def unknown_name(where: str, argument: str, rule: str, name: str, existing: Iter
     near = difflib.get_close_matches(name, names, n=SHOWN, cutoff=0.6)
     hint = f"Did you mean {quoted(near)}?" if near else f"There is: {quoted(names)}."
     return invalid_argument(ValueError, where, argument, rule, name, hint)
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Add a sentence to an error of somebody else's code: as a note, or before Python 3.11 to its text."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.args = (f"{error}\n{note}", *error.args[1:])

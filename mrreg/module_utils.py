@@ -101,3 +101,10 @@ def rebuild_attributes(module: nn.Module) -> None:
                 training, inner.training = inner.training, False  # else a spectral norm iterates
                 hook(inner, ())
                 inner.training = training
+
+
+def has_global_hooks() -> bool:
+    """Return True if somebody has registered a hook for the forward or backward pass of every module."""
+    module = nn.modules.module
+    hooks = module._global_forward_hooks, module._global_forward_pre_hooks
+    return any(map(bool, (*hooks, module._global_backward_hooks, module._global_backward_pre_hooks)))

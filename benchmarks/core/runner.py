@@ -3,7 +3,7 @@
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -146,19 +146,28 @@ def run(
     missing = [each for each in todo if each.key not in record.runs]
     outcome = Outcome(path, 0, len(todo) - len(missing), len(todo))
     try:
-        for each in tqdm(missing, desc=f"{benchmark.name} {preset}", disable=None):
-            if deadline is not None and time.monotonic() + _expected_seconds(record, each) > deadline:
-                tqdm.write(f"{benchmark.name} {preset}: stopped at its share of the budget")
-                break
-            _execute(benchmark, config, each, Context(where, data_dir, record, _unfinished(path, record, each)))
-            record.save(path)
-            _forget_unfinished(path)
+        for _ in _finish(benchmark, config, missing, Context(where, data_dir, record), path, deadline):
             outcome = replace(outcome, added=outcome.added + 1, finished=outcome.finished + 1)
-            tqdm.write(f"{benchmark.name} {preset}: {each.key}: {record.runs[each.key]['seconds']:.1f} s")
     except KeyboardInterrupt as stop:
         kept = f"{outcome.finished} of {outcome.total} runs are kept in {path}"
         raise Interrupted(f"stopped: {kept}. The same command goes on from there.") from stop
     return outcome
+
+
+def _finish(
+    benchmark: Benchmark[C], config: C, missing: Sequence[Run], context: Context, path: Path, deadline: float | None
+) -> Iterator[Run]:
+    """Execute the missing runs, and yield each when it is in the file."""
+    name = f"{benchmark.name} {context.record.preset}"
+    for each in tqdm(missing, desc=name, disable=None):
+        if deadline is not None and time.monotonic() + _expected_seconds(context.record, each) > deadline:
+            tqdm.write(f"{name}: stopped at its share of the budget")
+            return
+        _execute(benchmark, config, each, replace(context, unfinished=_unfinished(path, context.record, each)))
+        context.record.save(path)
+        _forget_unfinished(path)
+        tqdm.write(f"{name}: {each.key}: {context.record.runs[each.key]['seconds']:.1f} s")
+        yield each
 
 
 def _unfinished(path: Path, record: Record, run: Run) -> Path:

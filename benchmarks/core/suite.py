@@ -47,8 +47,7 @@ def run_all(
                 if not isinstance(error, UserError):
                     traceback.print_exc()
                 failures[name] = f"{type(error).__name__}: {error}"
-                continue
-            progress |= outcome.added > 0
-            if outcome.finished < outcome.total:
-                waiting[name] = entry
+            else:
+                progress |= outcome.added > 0
+                waiting |= {name: entry} if outcome.finished < outcome.total else {}
     return failures

@@ -3,10 +3,11 @@
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from benchmarks.data.locate import locate
 

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrreg.convert.layers import DROPOUTS, arity, role
 from mrreg.convert.value_graph import Node
+from mrreg.errors import add_note
 from mrreg.isolation import (
     copied_state,
     deep_copy,
@@ -131,11 +132,18 @@ def _trace(where: str, model: nn.Module, example_inputs: Any, *, largest: bool) 
 @contextmanager
 def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
     """Let a forward leave nothing behind and skip nothing at random."""
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with copied_state(where, model), random_state_kept(model), torch.no_grad(), eager, catch_warnings():
+    with copied_state(where, model), random_state_kept(model), torch.no_grad(), _uncompiled(), catch_warnings():
         simplefilter("ignore")
         set_extreme_generators(largest)
         torch.default_generator.manual_seed(0)  # for whole numbers; the same on every rank
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run what is compiled eagerly, without importing the compiler for it."""
+    compiling = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext():  # takes effect when it is made
         yield
 
 
@@ -152,7 +160,7 @@ def _run(where: str, model: nn.Module, example_inputs: Any, tracer: "ForwardTrac
             return model(*positions, **keywords)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, anything else one argument"
-        error.add_note(f"{where}: raised by the model's forward on example_inputs ({call}).")
+        add_note(error, f"{where}: raised by the model's forward on example_inputs ({call}).")
         raise
 
 

@@ -1,31 +1,30 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Self
 
-from mrreg.distributed.checks import SHARD_OUTSIDE, check_engine, check_model, is_fully_sharded
+from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
 from mrreg.masks.base import CyclicMask
+from mrreg.masks.mask_clock import KEYS
 from mrreg.masks.module import MultirateMask
+from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
 from mrreg.masks.status import collect_state, describe, positions
-from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast
+from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving, forget_superseded
 from mrreg.masks.thin_mask import thin_mask
 from mrreg.module_utils import join, within
 
-REFUSED = {
-    "LBFGS": "it moves along directions that mix all entries and steps several times per call",
-    "Muon": "it orthogonalizes whole matrices, so that no entry has an update of its own",
-    "Adafactor": "its state is shared by rows and columns, so that held entries change with their neighbours",
-    "SparseAdam": "it needs sparse gradients, in which single entries cannot be held",
-}
+_drivers: "WeakKeyDictionary[CyclicMask, ref[MaskStepHooks]]" = WeakKeyDictionary()
 
 
 class Attachment:
-    """What `attach` returns: `remove()` makes the masks dense and undriven again; also a context manager.
+    """Handle of `attach`: `remove()` makes the masks dense and undriven again; also a context manager.
 
     Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
     """
@@ -62,7 +61,9 @@ class Attachment:
         self.remove()
 
 
-def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: int = 0) -> Attachment:
+def attach(
+    optimizer: Optimizer | Iterable[Optimizer], model: nn.Module | Iterable[nn.Module], seed: int = 0
+) -> Attachment:
     """Let the steps of an optimizer drive the masks of a model.
 
     The clock of a mask counts the completed steps of the optimizer that owns its parameters. It is kept in the
@@ -70,8 +71,9 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     that are there already (a loaded or copied optimizer) go on. The training loop does not change.
 
     Args:
-        optimizer: One optimizer, or several that share the model. Any whose update is element-wise.
-        model: The model with the masks.
+        optimizer: One optimizer, or several that share the model. Any whose update is element-wise, which a trial on a
+            small tensor finds out. A wrapper (Lookahead, sharpness-aware ones) is driven through its inner optimizer.
+        model: The model with the masks, or a list of models that the optimizer trains.
         seed: Chooses the slow subsets, together with the position of a parameter in the model and the cycle.
 
     Returns:
@@ -80,7 +82,7 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
     Raises:
         TypeError: If an argument is of the wrong kind, or the optimizer cannot hold single entries.
         ValueError: If there is no mask, or a masked parameter is in no optimizer, in two, or shared with the outside.
-        RuntimeError: If the optimizer or a mask is attached already, `fully_shard` was applied inside a mask, or a
+        RuntimeError: If the optimizer is attached already, `fully_shard` was applied inside a mask, or a
             DistributedDataParallel was built while parameters that train had requires_grad=False.
 
     Example:
@@ -102,68 +104,88 @@ def attach(optimizer: Optimizer | Iterable[Optimizer], model: nn.Module, seed: i
         the optimizer is built.
 
     Note:
+        Masks that another optimizer drives are taken over: its handle does nothing any more, and its next step warns.
+        If attach raises, nothing has changed.
+
+    Note:
         Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.
     """
-    optimizers = [_real(o) for o in _several(optimizer)]
-    if not isinstance(model, nn.Module):
-        raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", model)
+    given = _several(optimizer)
+    optimizers = list(dict.fromkeys(map(inner_optimizer, given)))
+    whole = _one_model(model)
     seed = check_int(WHERE, "seed", seed, least=0)
-    check_model(WHERE, model, switches=False)
-    step_hooks = [MaskStepHooks(o, seed) for o in optimizers]
+    check_model(WHERE, whole, switches=False)
+    for each in optimizers:
+        if driving(each) is not None:
+            problem = f"this {type(each).__name__} is attached already"
+            remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
+            raise invalid_state(WHERE, problem, remedy)
+    step_hooks = [MaskStepHooks(each, seed, is_wrapped=each not in given) for each in optimizers]
     first, names = 0, {}
-    for name, mask in _masks(model):
+    for name, mask in _masks(whole):
         names[id(mask)] = name
-        owner = _owner(optimizers, model, name, mask)
+        owner = _owner(optimizers, whole, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
             step_hooks[owner].roots.append(mask._root())
         first += mask._draws()
-    for o, hooks in zip(optimizers, step_hooks, strict=True):
-        hooks.read_clock(WHERE, o.param_groups)  # all of them before the first one starts
-    for o, hooks in zip(optimizers, step_hooks, strict=True):
-        hooks.start(o)
+    for each, hooks in zip(optimizers, step_hooks, strict=True):
+        hooks.read_clock(WHERE, each.param_groups)
+        refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask._masked_parameters()})
+    _start(optimizers, step_hooks)
     return Attachment(step_hooks, names)
 
 
+def _start(optimizers: list[Optimizer], step_hooks: list[MaskStepHooks]) -> None:
+    """Let the hooks take the masks over from those that drive them now; all of them, or none."""
+    groups = [group for each in optimizers for group in each.param_groups]
+    clocks = [{key: group[key] for key in KEYS if key in group} for group in groups]
+    pairs = list(zip(optimizers, step_hooks, strict=True))
+    masks = [mask for hooks in step_hooks for mask, _ in hooks.masks]
+    before = {mask: hooks for mask in masks if (known := _drivers.get(mask)) and mask._attached and (hooks := known())}
+    try:
+        for each, hooks in pairs:
+            hooks.register(each)
+        for each, hooks in pairs:
+            hooks.sync_masks(each)
+    except BaseException:
+        for hooks in step_hooks:
+            hooks.stop()
+        for group, clock in zip(groups, clocks, strict=True):
+            group.update(clock)
+        for hooks in set(before.values()):
+            if (old := hooks.optimizer()) is not None:
+                hooks.sync_masks(old)
+        raise
+    for hooks in set(before.values()):
+        hooks.release([mask for mask in masks if before.get(mask) is hooks])
+    for each, hooks in pairs:
+        forget_superseded(each)
+        _drivers.update({mask: ref(hooks) for mask, _ in hooks.masks})
+
+
 def _several(optimizer: Any) -> list[Any]:
-    """One optimizer or several, each once."""
-    several = (
-        [optimizer] if isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable) else list(optimizer)
-    )
+    """Return one optimizer or several as a list."""
+    single = isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable)
+    several = [optimizer] if single else list(optimizer)
     if not several:
         raise invalid_argument(ValueError, WHERE, "optimizer", "at least one optimizer", several)
-    return list(dict.fromkeys(several))
+    return several
 
 
-def _real(optimizer: Any) -> Optimizer:
-    """The torch optimizer in what the user holds, if it can be driven."""
-    check_engine(WHERE, "optimizer", optimizer)
-    while not hasattr(optimizer, "_optimizer_step_post_hooks"):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            rule = "a torch.optim.Optimizer with step hooks, or wrap one as `.optimizer`"
-            raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
-        optimizer = inner
-        check_engine(WHERE, "optimizer", optimizer)
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in REFUSED:
-            rule = "an optimizer whose update is element-wise"
-            raise invalid_argument(
-                TypeError, WHERE, "optimizer", rule, kind.__name__, f"Not so here: {REFUSED[kind.__name__]}."
-            )
-    if any(
-        getattr(hook, "__self__", None).__class__ is MaskStepHooks
-        for hook in optimizer._optimizer_step_post_hooks.values()
-    ):
-        name = type(optimizer).__name__
-        raise invalid_state(WHERE, f"this {name} is attached already", "Call remove() on its handle first.")
-    return optimizer  # type: ignore[no-any-return]
+def _one_model(model: Any) -> nn.Module:
+    """Return one module that holds all models."""
+    models = list(model) if isinstance(model, list | tuple) else [model]
+    for each in models:
+        if not isinstance(each, nn.Module):
+            raise invalid_argument(TypeError, WHERE, "model", "an nn.Module, or a list of them", each)
+    return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
-def _masks(model: nn.Module) -> Iterator[tuple[str, CyclicMask]]:
-    """The masks of a model in module order, none of them attached already."""
+def _masks(model: nn.Module) -> list[tuple[str, CyclicMask]]:
+    """Return the masks of a model in module order."""
     each = [(name, m if isinstance(m, MultirateMask) else thin_mask(m)) for name, m in model.named_modules()]
-    found = [(name, mask) for name, mask in each if mask is not None]
+    found: list[tuple[str, CyclicMask]] = [(name, mask) for name, mask in each if mask is not None]
     if not found:
         rule, remedy = "a module with a mask", "Wrap a layer in MultirateMask, or make the model thin, first."
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
@@ -175,15 +197,11 @@ def _masks(model: nn.Module) -> Iterator[tuple[str, CyclicMask]]:
     for name, mask in found:
         if isinstance(mask, MultirateMask):
             _refuse_sharding_inside(name, mask)
-        if mask._attached:
-            raise invalid_state(
-                WHERE, f"the mask {name!r} is attached already", "Call remove() on the handle of its optimizer first."
-            )
-    return iter(found)
+    return found
 
 
 def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
-    """What is sharded inside a wrapper is still cut when the wrapper masks it."""
+    # what is sharded inside a wrapper is still cut when the wrapper masks it
     for inner, module in mask.module.named_modules():
         if is_fully_sharded(module):
             path = ".".join(filter(None, (name, "module", inner)))
@@ -191,12 +209,12 @@ def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
 
 
 def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: CyclicMask) -> int | None:
-    """Which optimizer has a mask's parameters; None if they are frozen and in no optimizer."""
+    """Return the position of the optimizer that has a mask's parameters; None if they are frozen and in none."""
     _refuse_ties(model, mask)
     owners: dict[int | None, list[str]] = {}
     lost = []
-    for own, p in mask._masked_parameters():
-        path = join(name, own)
+    for inner, p in mask._masked_parameters():
+        path = join(name, inner)
         holder = _holder(optimizers, p, path)
         owners.setdefault(holder, []).append(path)
         if holder is None and p.requires_grad:
@@ -216,7 +234,7 @@ def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: Cycli
 
 
 def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
-    """The position of the optimizer that has a parameter in a group of period 1."""
+    """Return the position of the optimizer that has a parameter, in a group of period 1."""
     for position, optimizer in enumerate(optimizers):
         for group in optimizer.param_groups:
             if any(p is other for other in group["params"]):
@@ -226,7 +244,7 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
 
 
 def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
-    """A masked parameter that is used outside its mask would be masked in one place and not in the other."""
+    """Refuse a masked parameter that is used outside its mask: it would be masked in one place and not in another."""
     inside = {id(p) for _, p in mask._masked_parameters()}
     wrapper = mask if isinstance(mask, MultirateMask) else None
     modules = list(model.named_modules(remove_duplicate=False))
@@ -237,6 +255,6 @@ def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):
-            own = next(n for n, q in every if q is p and any(within(place, n) for place in places))
+            masked = next(n for n, q in every if q is p and any(within(place, n) for place in places))
             remedy = "Wrap their common parent instead."
-            raise invalid_argument(ValueError, WHERE, own, "used inside its mask only", f"tied to {path}", remedy)
+            raise invalid_argument(ValueError, WHERE, masked, "used inside its mask only", f"tied to {path}", remedy)

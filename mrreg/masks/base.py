@@ -1,6 +1,7 @@
 """Common ground of all masks: the clock of an optimizer tells them the phase of a cycle and when to draw."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,19 @@ class ForwardRan:
     """Note that a masked forward has run; shared by a mask with its compiled graphs and replicas."""
 
     masked = False
+
+
+@dataclass
+class MoveReport:
+    """Shared by the masks of an optimizer: a warning that their weights move outside its steps, given once.
+
+    Args:
+        tolerated: Moves between two steps that are no fault: one where a wrapper may climb before it steps.
+        given: Whether the warning has been given.
+    """
+
+    tolerated: int = 0
+    given: bool = False
 
 
 class CyclicMask:

@@ -5,11 +5,13 @@ weights are back in place: the gradients would be wrong without a word. A checkp
 it recomputes the whole masked forward; so is one inside that uses no masked weight.
 """
 
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 
 from mrreg.errors import invalid_state
 from mrreg.module_utils import tensors_in
@@ -19,14 +21,14 @@ class CheckpointGuard:
     """Watches one masked forward; it is told whenever the module reads a masked weight."""
 
     def __init__(self) -> None:
-        self._hooks = _saved_tensor_hooks()
+        self._recording = _recording()
         self._grad_enabled = torch.is_grad_enabled()
         self._read_without_grad = False
 
     def note_read(self) -> None:
         """Raise if a non-reentrant checkpoint is being recorded: it has put hooks on saved tensors since the start."""
-        hooks = _saved_tensor_hooks()
-        if hooks is not None and hooks != self._hooks and hooks[0].__module__ == "torch.utils.checkpoint":
+        recording = _recording()
+        if recording and recording != self._recording:
             raise _refusal()
         self._read_without_grad |= self._grad_enabled and not torch.is_grad_enabled()
 
@@ -50,12 +52,16 @@ class CheckpointGuard:
                     pending.append(below)
 
 
-def _saved_tensor_hooks() -> tuple[Any, Any] | None:
-    """Return the innermost hooks on saved tensors (pack, unpack) that are in force."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+def _recording() -> object:
+    """Return what tells one non-reentrant checkpoint that is being recorded from another, or nothing."""
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # before torch 2.8: who is calling
+        frames = (frame for frame, _ in traceback.walk_stack(None))
+        return sum(frame.f_code.co_filename == checkpoint.__file__ for frame in frames)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks if hooks is not None and hooks[0].__module__ == checkpoint.__name__ else None
 
 
 def _refusal() -> RuntimeError:
     problem = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
-    remedy = "Put the checkpoint around the MultirateMask instead, or mask the layers inside the checkpointed part."
+    remedy = "Put the checkpoint around the MultirateMask or the thin model instead, or mask the layers inside it."
     return invalid_state("MultirateMask", problem, remedy)

@@ -11,14 +11,15 @@ two layers of a hidden pair (the dropout inside a Transformer layer) draws for t
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from mrreg.masks.functional_call import functional_call
-from mrreg.masks.masked_tensor import Masking, masked
-from mrreg.module_utils import is_stock, parameter
+from mrreg.masks.kept_entries import KeptUnits
+from mrreg.masks.masked_tensor import Masking, ReusableBuffer, masked
+from mrreg.module_utils import has_global_hooks, is_stock, parameter
 
 # Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
@@ -32,17 +33,13 @@ SINGLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PAIRED = (nn.Sequential, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
-class Units(NamedTuple):
+class Units(KeptUnits):
     """The kept units of one parameter: their indices, ascending, along its dimension `dim`; `scale` multiplies them."""
 
-    dim: int
-    kept: Tensor
-    scale: float = 1.0
-
-    def gather(self, parameter: Tensor) -> Tensor:
-        """The kept slices of a parameter."""
-        small = parameter.index_select(self.dim, self.kept)
-        return small if self.scale == 1 else small * self.scale
+    def __init__(self, dim: int, kept: Tensor, scale: float = 1.0, gradients: ReusableBuffer | None = None) -> None:
+        super().__init__(scale, gradients)
+        self.dim, self.kept = dim, kept
+        self._kept = {dim: kept}
 
     def dropped(self, parameter: Tensor) -> int:
         """How many units of a parameter are left out."""
@@ -139,7 +136,7 @@ def is_bare_linear(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     """Return True for one matrix product that nobody watches: calling the module would cost more than the mask."""
     if type(module) is not nn.Linear or nn.Linear.forward is not LINEAR_FORWARD or kwargs or len(args) != 1:
         return False
-    return is_plain(module) and not nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    return is_plain(module) and not has_global_hooks()
 
 
 def bare_linear(module: nn.Linear, x: Tensor, masks: Mapping[str, Masking]) -> Tensor:

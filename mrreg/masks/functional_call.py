@@ -15,7 +15,7 @@ REFUSED = (torch.jit.ScriptModule, nn.DataParallel)  # by torch.func.functional_
 
 
 class Override(NamedTuple):
-    """What one call sees.
+    """Tensors that one call sees in the place of parameters.
 
     Args:
         tensors: A tensor for each parameter that is replaced, by the parameter's id.
@@ -43,41 +43,41 @@ _lock = RLock()
 class ThreadLocalParameters(MutableMapping[str, Any]):
     """Stands for `_parameters` of a module during calls: each thread sees its own call's tensors, others parameters."""
 
-    def __init__(self, own: dict[str, Any]) -> None:
-        self.own, self.users = own, 0
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.parameters, self.users = parameters, 0
         self.traced: dict[str, Any] = {}  # what the last call sees, for graphs that it compiles or runs
 
     def __getitem__(self, name: str) -> Any:
         if torch.compiler.is_compiling():
             return self.traced[name]
-        value, override = self.own[name], _overrides.get(get_ident())
+        value, override = self.parameters[name], _overrides.get(get_ident())
         return value if override is None else override.read(value)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._note_change(name)
-        self.own[name] = value
+        self.parameters[name] = value
 
     def __delitem__(self, name: str) -> None:
         self._note_change(name)
-        del self.own[name]
+        del self.parameters[name]
 
     def _note_change(self, name: str) -> None:
         # what a call sets in the place of a parameter that it does not see lasts as long as the call
-        override, value = _overrides.get(get_ident()), self.own.get(name)
+        override, value = _overrides.get(get_ident()), self.parameters.get(name)
         if override is not None and id(value) in override.tensors:
-            override.changed.append((self.own, name, value))
+            override.changed.append((self.parameters, name, value))
 
     def __contains__(self, name: object) -> bool:
-        return name in self.own
+        return name in self.parameters
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.own)
+        return iter(self.parameters)
 
     def __len__(self) -> int:
-        return len(self.own)
+        return len(self.parameters)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self.own),)  # copies and pickles have the parameters
+        return dict, (dict(self.parameters),)  # copies and pickles have the parameters
 
 
 def functional_call(
@@ -146,7 +146,7 @@ def _enter(module: nn.Module, override: Override, entered: list[tuple[nn.Module,
                 seen = own if type(own) is ThreadLocalParameters else ThreadLocalParameters(own)
                 entered.append((inner, seen))
                 seen.users += 1
-                seen.traced = {name: override.tensors.get(id(value), value) for name, value in seen.own.items()}
+                seen.traced = {name: override.tensors.get(id(value), value) for name, value in seen.parameters.items()}
                 inner.__dict__["_parameters"] = seen
 
 
@@ -159,7 +159,7 @@ def _leave(override: Override, entered: list[tuple[nn.Module, ThreadLocalParamet
         for inner, seen in entered:
             seen.users -= 1
             if not seen.users and inner.__dict__["_parameters"] is seen:
-                inner.__dict__["_parameters"] = seen.own
+                inner.__dict__["_parameters"] = seen.parameters
 
 
 def _set(thread: int, override: Override | None) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mrreg.distributed.sharding import is_sharded, window
 from mrreg.masks.masked_tensor import ReusableBuffer
 
 
@@ -50,11 +51,14 @@ class KeptEntries:
 
     def put(self, small: Tensor, whole: Tensor) -> None:
         """Write kept entries into a tensor, whose others stay as they are."""
-        matrix, rows = whole.permute(self._order).view(self._matrix), self._rows_of(small)
+        ordered, rows = whole.permute(self._order), self._rows_of(small)
+        matrix = ordered.reshape(self._matrix)
         if rows.dim() == 1:  # a third of the time of index_copy_, which is faster for longer rows (CPU)
             matrix.scatter_(0, self.rows, rows)
         else:
             matrix.index_copy_(0, self.rows, rows)
+        if not ordered.is_contiguous():  # of another layout: the matrix is a copy
+            ordered.copy_(matrix.view(self._sizes))
 
     def spread(self, small: Tensor) -> Tensor:
         """Return a tensor with these entries and zeros elsewhere, by operations that graphs can contain."""
@@ -63,6 +67,52 @@ class KeptEntries:
 
     def _rows_of(self, small: Tensor) -> Tensor:
         return small.permute(self._order).reshape(len(self.rows), *self._matrix[1:])
+
+
+class KeptUnits:
+    """The units that a cycle keeps along dimensions of one parameter or buffer, and the memory of its gradient.
+
+    Args:
+        scale: Factor of the kept entries in masked forwards.
+        gradients: Memory of the gradient, if it is not to be its own.
+    """
+
+    def __init__(self, scale: float = 1.0, gradients: ReusableBuffer | None = None) -> None:
+        self.scale = scale
+        self.gradients = ReusableBuffer() if gradients is None else gradients
+        self._kept: Mapping[int, Tensor] = {}
+        self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
+
+    def keep(self, kept: Mapping[int, Tensor], value: Tensor) -> None:
+        """Take over what is kept from now on: ascending indices along each dimension of which something is dropped."""
+        self._kept, self._entries = kept, {}
+        whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
+        self._traced = KeptEntries(whole, kept, value.device)  # graphs have the indices as inputs
+
+    def entries(self, value: Tensor) -> KeptEntries:
+        """Return the positions of kept entries; of a sharded tensor, those in the part that this rank has."""
+        if torch.compiler.is_compiling():
+            return self._traced
+        sharded = is_sharded(value)
+        size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
+        here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
+        key = here.shape, here.stride(), here.device, start
+        found = self._entries.get(key)
+        if found is None:
+            kept = {}
+            for dim, indices in self._kept.items():
+                inside = (indices >= start[dim]) & (indices < start[dim] + size[dim])
+                kept[dim] = indices[inside] - start[dim]
+            found = self._entries[key] = KeptEntries(here, kept, here.device)
+        return found
+
+    def kept_shape(self, value: Tensor) -> torch.Size:
+        """Return the shape of the kept entries, on all ranks together."""
+        return torch.Size(len(self._kept[dim]) if dim in self._kept else size for dim, size in enumerate(value.shape))
+
+    def gather(self, value: Tensor) -> Tensor:
+        """Return what stands for a parameter or buffer in a masked forward."""
+        return gather(value, self.entries(value), self.scale, self.gradients)
 
 
 def gather(value: Tensor, entries: KeptEntries, scale: float, gradients: ReusableBuffer) -> Tensor:

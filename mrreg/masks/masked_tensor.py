@@ -1,4 +1,8 @@
-"""Masked tensors that stand in for parameters: a bitwise AND, so that NaN and inf at slow entries vanish too."""
+"""Masked tensors that stand for parameters in a forward, and their gradients.
+
+Masking is a bitwise AND with integers as wide as the entries (all bits set where kept, zero where slow): cheaper than a
+product, and NaN and inf at slow entries vanish too.
+"""
 
 from collections.abc import Callable
 from sys import getrefcount
@@ -10,23 +14,23 @@ from torch import Tensor
 
 
 class ReusableBuffer:
-    """Hands out one tensor like those it is asked for; the same memory again once everybody else has let it go."""
+    """Memory for one tensor, which is handed out again once everybody else has let it go."""
 
-    _storage: torch.UntypedStorage  # of the memory, once there is any; pickles and copies come before
+    _storage: torch.UntypedStorage  # of the memory, once there is any
 
     def __init__(self) -> None:
-        self._own = torch.empty(0)
+        self._tensor = torch.empty(0)
         self._asked: object = None  # what the memory was made for
         self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
         self.address = 0  # another one once it is resized, or moved to where other processes see it
         self._idle = 0, 0  # its users when it is only here
 
     def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialized contiguous tensor."""
+        """Return an uninitialized contiguous tensor."""
         return self.empty_like(torch.empty((), dtype=dtype, device=device).expand(shape))
 
     def empty_like(self, value: Tensor) -> Tensor:
-        """An uninitialized tensor with the shape, strides, type and device of another."""
+        """Return an uninitialized tensor with the shape, strides, type and device of another."""
         if value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
             return torch.empty_like(value, requires_grad=False)
         asked = value.shape, value.stride(), value.dtype
@@ -34,16 +38,16 @@ class ReusableBuffer:
             fresh = torch.empty_like(value, requires_grad=False)
             if type(fresh) is not Tensor:  # one without data, of a dry run, is of no use later
                 return fresh
-            self._own, self._asked, self._thread = fresh, asked, get_ident()
+            self._tensor, self._asked, self._thread = fresh, asked, get_ident()
             self._storage, self.address = fresh.untyped_storage(), fresh.data_ptr()
             self._idle = self._users()
-        return self._own.detach()
+        return self._tensor.detach()
 
     def _is_free(self) -> bool:
-        return self._own.data_ptr() == self.address and self._users() == self._idle
+        return self._tensor.data_ptr() == self.address and self._users() == self._idle
 
     def _users(self) -> tuple[int, int]:
-        """How many tensors, in Python, in graphs or as gradients, share this memory, and how many hold its storage."""
+        """Count the tensors (in Python, in graphs, as gradients) that share the memory, and holders of its storage."""
         return torch._C._storage_Use_Count(self._storage._cdata), getrefcount(self._storage)
 
 
@@ -51,17 +55,17 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the
 
 
 def bits_dtype(value: Tensor) -> torch.dtype:
-    """The integer type with the size of a tensor's entries."""
+    """Return the integer type with the size of a tensor's entries."""
     return BITS[value.element_size()]
 
 
 def as_bits(value: Tensor) -> Tensor:
-    """The same memory, read as integers."""
+    """Return the same memory, read as integers."""
     return value.view(bits_dtype(value))
 
 
 def as_floats(bits: Tensor, value: Tensor) -> Tensor:
-    """Bits, read as entries of a tensor: NaN where kept, zero where slow.
+    """Return bits, read as entries of a tensor: NaN where kept, zero where slow.
 
     Compilers for CPUs compare numbers of one type fast, and select by whole numbers or truth values slowly.
     """
@@ -69,7 +73,7 @@ def as_floats(bits: Tensor, value: Tensor) -> Tensor:
 
 
 class MaskBuffers:
-    """The masked tensor of one parameter and its gradient, in memory that is used again."""
+    """Memory, used again, for the bits, the masked tensor and the gradient of one parameter."""
 
     def __init__(self) -> None:
         self.bits, self.values, self.gradients = ReusableBuffer(), ReusableBuffer(), ReusableBuffer()
@@ -79,25 +83,31 @@ class MaskBuffers:
 Masking = tuple[Tensor, float, MaskBuffers]  # how a parameter is masked: bits, the factor of what is kept, and memory
 
 
-def masked(value: Tensor, bits: Tensor, scale: float, own: MaskBuffers, grad_is_exclusive: bool = False) -> Tensor:
-    """The tensor with its slow entries at zero and the others times `scale`; slow entries get no gradient.
+def masked(value: Tensor, bits: Tensor, scale: float, buffers: MaskBuffers, grad_is_exclusive: bool = False) -> Tensor:
+    """Return the tensor with zeros at slow entries and the others times `scale`; slow entries get no gradient.
 
-    `fresh` says that the gradient of the masked tensor will be nobody else's, as that of one matrix product.
+    Args:
+        value: Parameter, or what stands for it.
+        bits: -1 where kept, 0 where slow; they broadcast over the value.
+        scale: Factor of kept entries.
+        buffers: Memory for the result and its gradient.
+        grad_is_exclusive: The gradient of the result will be nobody else's, as that of one matrix product, so that it
+            can be masked in place.
     """
     if torch._C._are_functorch_transforms_active():
         how: Callable[[Tensor, Tensor], Any] = select
     elif torch.compiler.is_compiling():
         how = _Selected.apply
     elif torch.is_inference_mode_enabled():
-        how = select  # own memory would become memory of inference mode
+        how = select  # reused memory would become memory of inference mode
     else:
-        return _Masked.apply(value, bits, scale, own, grad_is_exclusive)  # type: ignore[no-any-return]
+        return _Masked.apply(value, bits, scale, buffers, grad_is_exclusive)  # type: ignore[no-any-return]
     kept: Tensor = how(value, bits)
     return kept if scale == 1 else kept * scale
 
 
 def select(value: Tensor, bits: Tensor) -> Tensor:
-    """Entries where bits are set and zeros elsewhere, in terms that compilers fuse and transforms know."""
+    """Return entries where bits are set and zeros elsewhere, in terms that compilers fuse and transforms know."""
     return torch.where(bits != 0, value, 0.0)
 
 
@@ -119,14 +129,14 @@ class _Masked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, bits: Tensor, scale: float, own: MaskBuffers, grad_is_exclusive: bool
+        ctx: Any, value: Tensor, bits: Tensor, scale: float, buffers: MaskBuffers, grad_is_exclusive: bool
     ) -> Tensor:
-        ctx.bits, ctx.scale, ctx.own, ctx.grad_is_exclusive = bits, scale, own, grad_is_exclusive
-        return masked_into(own.values, value, bits, scale)
+        ctx.bits, ctx.scale, ctx.buffers, ctx.grad_is_exclusive = bits, scale, buffers, grad_is_exclusive
+        return masked_into(buffers.values, value, bits, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        ctx.own.backward_ran = True
+        ctx.buffers.backward_ran = True
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
             found = select(grad, ctx.bits) * ctx.scale
         elif torch.is_grad_enabled():  # somebody differentiates the gradient
@@ -134,7 +144,7 @@ class _Masked(torch.autograd.Function):
         elif ctx.grad_is_exclusive:
             found = masked_in_place(grad, ctx.bits, ctx.scale)
         else:
-            found = masked_into(ctx.own.gradients, grad, ctx.bits, ctx.scale)
+            found = masked_into(ctx.buffers.gradients, grad, ctx.bits, ctx.scale)
         return found, None, None, None, None
 
     @staticmethod
@@ -143,7 +153,7 @@ class _Masked(torch.autograd.Function):
 
 
 class _Selected(torch.autograd.Function):
-    """A select whose derivative compares again: compilers for CPUs are slow with truth values that are kept for it."""
+    """Select whose derivative compares again: compilers for CPUs are slow with truth values that are kept for it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:

@@ -2,16 +2,17 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import cut, is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks import compact_forward as compact
-from mrreg.masks.base import CyclicMask, ForwardRan
+from mrreg.masks.base import CyclicMask, ForwardRan, MoveReport
 from mrreg.masks.functional_call import functional_call
 from mrreg.masks.masked_tensor import MaskBuffers, as_floats, bits_dtype, masked
 from mrreg.masks.options import CHANGEABLE, WHERE, check_boost, check_module, check_structure
@@ -21,7 +22,7 @@ from mrreg.masks.wrapper import Wrapper
 from mrreg.module_utils import parameter, rebuild_attributes
 
 RUNTIME = {  # attributes that copies and pickles start without
-    *("_masking", "_attached", "_warned", "_forward_ran", "_versions", "_moves_reported", "_mask_buffers"),
+    *("_masking", "_attached", "_warned", "_forward_ran", "_versions", "_moves", "_move_report", "_mask_buffers"),
     *("_drawn", "_drawn_p", "_bits", "_float_masks", "_kept_units", "_unsharded"),
 }
 
@@ -82,10 +83,11 @@ class MultirateMask(Wrapper, CyclicMask):
     _drawn_p: float  # of the slow subset: the user may have set another since
     _bits: dict[str, Tensor]  # of each masked parameter: -1 kept, 0 slow; they broadcast over it
     _float_masks: dict[str, Tensor]  # the same memory, for compilers
-    _kept_units: dict[str, tuple[int, Tensor]]  # dimension and indices, where whole units without groups are drawn
+    _kept_units: dict[str, compact.Units]  # where whole units without groups are drawn
     _unsharded: dict[str, Tensor | Key]  # of sharded parameters: bits of units, or what to draw entries from
     _versions: dict[str, tuple[int, int]]  # ids and versions of parameters in the last masked forward since a step
-    _moves_reported: list[bool]  # shared by the masks of an optimizer
+    _moves: int  # how often they moved since that step
+    _move_report: MoveReport
 
     def __new__(cls, module: nn.Module | None = None, *_args: Any, **_options: Any) -> Self:
         """Choose the class that can be indexed and iterated over if the module can."""
@@ -141,9 +143,9 @@ class MultirateMask(Wrapper, CyclicMask):
         # the one place that chooses how to compute: without the dropped units, as one product, or with masked weights
         self._forward_ran.masked = True
         module: Any = self._modules["module"]  # without the detour of __getattr__
-        if self._kept_units:
-            scales = {t.name: self._scale(t) for t in self.targets}
-            units = {name: compact.Units(*kept, scales[name]) for name, kept in self._kept_units.items()}
+        if units := self._kept_units:
+            for t in filter(lambda t: t.name in units, self.targets):
+                units[t.name].scale = self._scale(t)
             if compact.should_use(module, self.structure, units, args):
                 return compact.forward(module, self.structure, units, args, kwargs)
         values, masks = {}, {}
@@ -180,7 +182,7 @@ class MultirateMask(Wrapper, CyclicMask):
     def _detach(self) -> None:
         """Become dense, with nothing left of the masked weights."""
         vars(self).update(_masking=False, _attached=False, _warned=False, _forward_ran=ForwardRan())
-        vars(self).update(_versions={}, _moves_reported=[])
+        vars(self).update(_versions={}, _moves=0, _move_report=MoveReport())
         self._mask_buffers = {t.name: MaskBuffers() for t in self.targets}
         self._clear_mask()
         if "module" in self._modules:
@@ -219,11 +221,17 @@ class MultirateMask(Wrapper, CyclicMask):
                 source = target.layout.spread(units[target.group], weight.shape)
                 drawn = cut(source, weight)
                 if target.layout.repeats == target.layout.groups == 1:
-                    self._kept_units[target.name] = target.layout.dim, units[target.group].nonzero().flatten()
+                    self._keep_units(target.name, target.layout.dim, units[target.group].nonzero().flatten())
             self._set_bits(target.name, drawn)
             if is_sharded(weight):
                 self._unsharded[target.name] = source
         vars(self).update(_drawn_p=self.p)
+
+    def _keep_units(self, name: str, dim: int, kept: Tensor) -> None:
+        """Keep the indices of kept units on the device of their parameter."""
+        weight, gradients = parameter(self.module, name), self._mask_buffers[name].gradients
+        self._kept_units[name] = compact.Units(dim, kept.to(weight.device), 1.0, gradients)
+        self._kept_units[name].keep({dim: kept}, weight)
 
     def _set_bits(self, name: str, bits: Tensor) -> None:
         """Keep bits on the device of their parameter, as wide as its entries."""
@@ -240,7 +248,7 @@ class MultirateMask(Wrapper, CyclicMask):
 
     def _warn_if_moved(self, values: Mapping[str, Tensor]) -> None:
         """Say once per optimizer that weights moved after a backward pass, but in no step that it counted."""
-        if self._moves_reported or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if self._move_report.given or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         before = self._versions
         vars(self)["_versions"] = {name: (id(p), p._version) for name, p in values.items() if p.is_leaf}
@@ -248,15 +256,16 @@ class MultirateMask(Wrapper, CyclicMask):
         for buffers in trained:
             buffers.backward_ran = False
         now = self._versions.items()
-        moved = any(name in before and before[name] != at and before[name][0] == at[0] for name, at in now)
-        if trained and moved:
-            self._moves_reported.append(True)
+        if trained and any(name in before and before[name] != at and before[name][0] == at[0] for name, at in now):
+            vars(self)["_moves"] += 1
+        if self._moves > self._move_report.tolerated:
+            self._move_report.given = True
             problem = "masked weights moved between two forwards, but no step of the attached optimizer was seen"
             remedy = "Attach the optimizer whose step() moves them; until then the masks stand still."
             warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=5)
 
     def _forget_versions(self) -> None:
-        vars(self)["_versions"] = {}
+        vars(self).update(_versions={}, _moves=0)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, CHANGEABLE[name](value) if name in CHANGEABLE else value)
@@ -274,8 +283,9 @@ class MultirateMask(Wrapper, CyclicMask):
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         for name, bits in self._bits.items():
             self._set_bits(name, bits)
-        kept_units = {n: (dim, kept.to(self._bits[n].device)) for n, (dim, kept) in self._kept_units.items()}
-        self._kept_units, self._versions = kept_units, {}
+        for name, units in self._kept_units.items():
+            self._keep_units(name, units.dim, units.kept)
+        self._versions = {}
         return self
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mrreg.masks.base import CyclicMask
-from mrreg.masks.step_hooks import CLOCK, MaskStepHooks
+from mrreg.masks.mask_clock import CLOCK
+from mrreg.masks.step_hooks import MaskStepHooks
 from mrreg.masks.subsets import Subset, entries_of, subsets_of
 
 PREFIX = "mask"

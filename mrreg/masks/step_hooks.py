@@ -1,9 +1,19 @@
-"""What moves the masks that one optimizer drives: hooks around its steps, and the clock in its groups."""
+"""Hooks around the steps of one optimizer, which drive its masks.
 
+The life of a masked step, in the order of the training loop:
+
+    MultirateMask.forward     computes with slow entries at zero (module.py)
+    loss.backward()           gives them no gradient (masked_tensor.py)
+    MaskStepHooks._before     remembers what the step must not change or moves further (frozen_entries.py, thin_step.py)
+    optimizer.step()          is the optimizer's own
+    MaskStepHooks._after      puts that back and moves the clock (mask_clock.py); a new cycle is drawn (sampling.py)
+"""
+
+import copy
 import sys
 import warnings
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, cast
@@ -14,8 +24,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
-from mrreg.masks.base import CyclicMask
+from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
+from mrreg.masks.base import CyclicMask, MoveReport
 from mrreg.masks.frozen_entries import (
     GRADIENT,
     FrozenEntries,
@@ -26,34 +36,10 @@ from mrreg.masks.frozen_entries import (
     mask_gradient,
     update_source,
 )
+from mrreg.masks.mask_clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.thin_mask import ThinMask
 from mrreg.masks.thin_step import Call, ThinStep
-
-CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"  # completed steps; k, 0 where masks have several; of `attach`
-LEAST = {CLOCK: 0, CYCLE: 0, SEED: 0}
-
-
-def read_clock(where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: Iterable[int]) -> tuple[int, int, int]:
-    """Clock, seed and k that the groups of an optimizer say; at the start of training they say nothing.
-
-    `ks` are those of the masks that are there. A k of 0 leaves them as they are.
-    """
-    found = [{key: group[key] for key in LEAST if key in group} for group in groups]
-    found = [each for each in found if each]  # a group that was added since the last step has none yet
-    if not found:
-        return 0, seed, 0
-    if any(each != found[0] for each in found) or len(found[0]) < len(LEAST):
-        rule = f"complete and the same in all groups: {', '.join(LEAST)}"
-        raise invalid_argument(ValueError, where, "the phase of the masks", rule, found)
-    clock, k, seed = (check_int(where, key, found[0][key], least) for key, least in LEAST.items())
-    if k == 0 and len(set(ks)) == 1:
-        remedy = "Build the masks with the values of k that they were saved with."
-        raise invalid_argument(
-            ValueError, where, CYCLE, f"{next(iter(ks))}, as the masks say", "0, of masks with several k", remedy
-        )
-    return clock, seed, k
-
 
 WHERE = "attach"
 
@@ -61,90 +47,94 @@ WHERE = "attach"
 class MaskStepHooks:
     """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
 
-    def __init__(self, optimizer: Optimizer, seed: int) -> None:
+    def __init__(self, optimizer: Optimizer, seed: int, is_wrapped: bool = False) -> None:
         self.seed = seed
+        self.move_report = MoveReport(tolerated=int(is_wrapped))
         self.masks: list[tuple[CyclicMask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
         self.thin = ThinStep()
-        self.optimizer = weakref.ref(optimizer, self._orphaned)
-        self.snapshots: list[
-            tuple[Tensor, FrozenEntries, Tensor, bool]
-        ] = []  # what the step in progress must not change
-        self.lent: list[MaskedGradient] = []  # gradients that are somebody else's too
-        self.in_step = False  # whether a step has begun and not ended
+        self.optimizer = weakref.ref(optimizer, self._detach_masks)
+        self.snapshots: list[tuple[Tensor, FrozenEntries, Tensor, bool]] = []  # undone after the step
+        self.masked_gradients: list[MaskedGradient] = []
+        self.in_step = False
         self.frozen_entries: defaultdict[int, FrozenEntries] = defaultdict(FrozenEntries)
         self.handles: list[RemovableHandle] = []
 
-    def start(self, optimizer: Optimizer) -> None:
-        """Register the hooks and enter the phase that the groups say."""
-        post = optimizer.register_step_post_hook(self._after_step)
-        hooks = cast("OrderedDict[int, Any]", optimizer._optimizer_step_post_hooks)
-        hooks.move_to_end(post.id, last=False)  # before those that read weights, such as an average of them
-        self.handles = [
-            post,
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_load_state_dict_pre_hook(self._check),
-            optimizer.register_state_dict_pre_hook(self.thin.hide),
-            optimizer.register_load_state_dict_post_hook(self.sync_masks),
-            optimizer.register_state_dict_post_hook(self._save),
-        ]
-        moves_reported: list[bool] = []
+    def register(self, optimizer: Optimizer) -> None:
+        """Put the hooks on the optimizer."""
+        add, hooks = self.handles.append, cast("Any", optimizer)
+        add(post := optimizer.register_step_post_hook(self._after_step))
+        hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
+        add(optimizer.register_step_pre_hook(self._before_step))
+        add(optimizer.register_load_state_dict_pre_hook(self._check))
+        add(optimizer.register_state_dict_pre_hook(self.thin.hide))
+        add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
+        add(optimizer.register_state_dict_post_hook(self._save))
         for mask, _first in self.masks:
-            vars(mask)["_moves_reported"] = moves_reported
-        self.sync_masks(optimizer)
+            vars(mask)["_move_report"] = self.move_report
 
     def stop(self) -> None:
-        """Leave the optimizer and the masks without a trace."""
-        for handle in self.handles:
-            handle.remove()
+        """Leave the optimizer and the masks without a trace; a second call does nothing."""
+        if not self.handles:
+            return
+        while self.handles:
+            self.handles.pop().remove()
         self._abandon()
         optimizer = self.optimizer()
         if optimizer is not None:
             self.thin.abandon(optimizer)
-            for group in optimizer.param_groups:
-                for key in (CLOCK, CYCLE, SEED):
-                    group.pop(key, None)
-        self._orphaned(None)
+            clear_clock(optimizer.param_groups)
+        self._detach_masks(None)
 
-    def _orphaned(self, _: object, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
-        for mask, _first in self.masks if not at_exit() else ():  # modules, `sys` too, are half gone then
-            mask._detach()
+    def release(self, masks: Iterable[CyclicMask]) -> None:
+        """Leave some of the masks to another optimizer."""
+        taken = list(masks)
+        kept = [i for i, (mask, _) in enumerate(self.masks) if all(mask is not each for each in taken)]
+        self.masks, self.roots = [self.masks[i] for i in kept], [self.roots[i] for i in kept]
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(Superseded())
+        if not self.masks:
+            self.stop()
+
+    def _detach_masks(self, _: object, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # modules, `sys` too, are half gone then
+            while self.masks:
+                self.masks.pop()[0]._detach()
 
     def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
         self._write(optimizer, *self.read_clock(WHERE, optimizer.param_groups))
 
-    def read_clock(self, where: str, groups: Iterable[Group]) -> tuple[int, int, int]:
-        """Clock, seed and k that groups say, if masks can take them."""
+    def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
+        """Return clock, seed and the k of each mask that groups say, if masks can take them."""
         return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks])
 
-    def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Before a load, refuse what masks cannot take."""
         self.thin.abandon(optimizer)
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
+        # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
+        return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
         for p, frozen, *_ in self.snapshots:
-            own = optimizer.state.get(p)
-            unmasked = {} if own is None or is_sharded(p) else frozen.unmasked_state()
+            state = optimizer.state.get(p)
+            unmasked = {} if state is None or is_sharded(p) else frozen.unmasked_state()
             if unmasked:
                 saved["state"] = {
-                    key: own | unmasked if value is own else value for key, value in saved["state"].items()
+                    key: state | unmasked if value is state else value for key, value in saved["state"].items()
                 }
         self.thin.show(optimizer)
 
-    def _write(self, optimizer: Optimizer, clock: int, seed: int, k: int) -> None:
-        """Set clock and seed in every group, and the masks accordingly. k = 0: the masks' own, of several kinds."""
-        for mask, _ in self.masks:
-            if k and k != mask.k:
+    def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
+        """Put the masks into a phase and write it into the groups."""
+        for (mask, first), k in zip(self.masks, ks, strict=True):
+            if k != mask.k:
                 mask.k = k
-        kinds = {mask.k for mask, _ in self.masks}
-        k = kinds.pop() if len(kinds) == 1 else 0
-        for group in optimizer.param_groups:
-            group.update({CLOCK: clock, CYCLE: k, SEED: seed})
-        for mask, first in self.masks:
             mask._set_phase(clock, seed, first)
+        write_clock(optimizer.param_groups, clock, seed, ks)
 
     def _before_step(self, *call: Any) -> Call | None:
         return _eagerly(self._before)(*call)  # type: ignore[no-any-return]
@@ -178,24 +168,20 @@ class MaskStepHooks:
         self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, grads_may_change: bool
     ) -> None:
         """Before a step, for one parameter."""
-        path, bits = update_source(optimizer, group), mask._bits[name]
+        source, bits = update_source(optimizer, group), mask._bits[name]
         if mask._masking and not mask._forward_ran.masked and not grads_may_change:  # else the last step's gradient
             _warn_unread(mask, name, p, bits)
-        if mask._masking and (lent := mask_gradient(p, bits, mask._mask_buffers[name].values)):
-            self.lent.append(lent)
-        if (path == GRADIENT and not grads_may_change) if mask._masking else mask.boost == 1:
+        memory = mask._mask_buffers[name].values  # of the masked weight: free until the next forward
+        if mask._masking and (gradient := mask_gradient(p, bits, memory)):
+            self.masked_gradients.append(gradient)
+        if (source == GRADIENT and not grads_may_change) if mask._masking else mask.boost == 1:
             return  # zero times anything, or an ordinary step
         frozen = self.frozen_entries[id(p)]
         if mask._masking:
-            frozen.snapshot(
-                p,
-                optimizer.state.get(p, {}),
-                bits,
-                mask._drawn,
-                is_static_without_grad(optimizer, group) and not grads_may_change,
-            )
+            is_static = is_static_without_grad(optimizer, group) and not grads_may_change
+            frozen.snapshot(p, optimizer.state.get(p, {}), bits, mask._drawn, is_static)
         else:
-            frozen.prepare_boost(p, bits, mask._drawn, mask.boost, path, group, mask._mask_buffers[name].values)
+            frozen.prepare_boost(p, bits, mask._drawn, mask.boost, source, group, memory)
         self.snapshots.append((p, frozen, bits, bool(group.get("weight_decay"))))
 
     def _abandon(self) -> None:
@@ -203,12 +189,11 @@ class MaskStepHooks:
         while self.snapshots:
             _p, frozen, *_ = self.snapshots.pop()
             frozen.rollback()
-        self._give_back()
+        self._restore_gradients()
 
-    def _give_back(self) -> None:
-        """Put the gradients back that were masked in a copy."""
-        while self.lent:
-            self.lent.pop().restore()
+    def _restore_gradients(self) -> None:
+        while self.masked_gradients:
+            self.masked_gradients.pop().restore()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """After a step: put back what was held, boost what is slow, and move the clock."""
@@ -221,12 +206,12 @@ class MaskStepHooks:
             p, frozen, bits, decayed = self.snapshots.pop()
             frozen.restore(p, optimizer.state.get(p, {}), bits, decayed)
             del bits  # its memory is free for the next draw
-        for lent in self.lent if getattr(optimizer, "grad_scale", None) is not None else ():
-            lent.write_back()  # a fused step has unscaled them, which no version tells
-        self._give_back()
+        for gradient in self.masked_gradients if getattr(optimizer, "grad_scale", None) is not None else ():
+            gradient.write_back()  # a fused step has unscaled them, which no version tells
+        self._restore_gradients()
         if _is_step(optimizer):
             first = optimizer.param_groups[0]
-            self._write(optimizer, first[CLOCK] + 1, first[SEED], 0)
+            self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask, _ in self.masks))
         else:
             for mask, _first in self.masks:
                 mask._forget_versions()  # a fused step that found inf has written what it read
@@ -234,7 +219,7 @@ class MaskStepHooks:
 
 def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:
     """Say once that a weight is used past its mask: the module around it reads it without calling the wrapper."""
-    mask._forward_ran.masked = True  # or told
+    mask._forward_ran.masked = True  # or has been reported
     if has_slow_grad(p, bits):
         kind = f"{type(mask.module).__name__} {tuple(p.shape)}"
         problem = f"the mask on {name!r} of a {kind} has no effect: its slow entries got a gradient, yet it has not run"
@@ -244,17 +229,17 @@ def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> Non
 
 
 def _eagerly(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, kept out of the graph of a compiled step."""
+    """Keep a hook out of the graph of a compiled step."""
     if not torch.compiler.is_compiling():
         return hook
     return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _is_step(optimizer: Optimizer) -> bool:
-    """Whether parameters were really updated.
+    """Return True if parameters were really updated.
 
-    Not so without any gradient, when a scaler found inf, and when torch's distributed checkpointing creates state with
-    every lr and every gradient at zero.
+    Nothing moves without any gradient, when a scaler found inf, and when torch's distributed checkpointing creates
+    state with every lr and every gradient at zero.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and bool(found_inf):
@@ -270,3 +255,32 @@ def check_fast(group: Group, path: str) -> None:
     if group.get("period", 1) != 1:
         remedy = "Masked parameters must be in a fast part, which is updated on every step."
         raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
+
+
+class Superseded:
+    """Hook on an optimizer whose masks another one drives now: warns at its next step."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def __call__(self, optimizer: Optimizer, *_: Any) -> None:  # noqa: D102
+        if not self._told:
+            self._told = True
+            problem = f"this {type(optimizer).__name__} steps, but another optimizer drives its masks now"
+            warnings.warn(f"{WHERE}: {problem}. Attach it again to use it.", NoEffectWarning, stacklevel=3)
+
+
+def driving(optimizer: Optimizer) -> MaskStepHooks | None:
+    """Return the hooks that drive masks from an optimizer's steps."""
+    for hook in optimizer._optimizer_step_post_hooks.values():
+        hooks = getattr(hook, "__self__", None)
+        if isinstance(hooks, MaskStepHooks):
+            return hooks
+    return None
+
+
+def forget_superseded(optimizer: Any) -> None:
+    """Remove the warning of an optimizer that is attached again."""
+    hooks = optimizer._optimizer_step_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, Superseded)]:
+        del hooks[key]

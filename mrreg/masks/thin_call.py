@@ -1,16 +1,18 @@
 """Forwards of a thin model: modules show the kept entries of their tensors to the thread that runs the forward."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
+from typing_extensions import Self
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import invalid_state
+from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks.checkpoint_guard import CheckpointGuard
 from mrreg.masks.thin_mask import WHERE, ThinMask, ThinTensor
 
@@ -149,6 +151,8 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
         with running.paused():
             return forward(model, *args, **kwargs)
     if not masked:
+        if model.training and not mask._attached:
+            _warn_undriven(mask)
         with mask.lock if mask.overrides else nullcontext():
             return forward(model, *args, **kwargs)
     if "_is_replica" in vars(model):
@@ -159,6 +163,14 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
         output = forward(model, *args, **kwargs)
         running.check(output)
         return output
+
+
+def _warn_undriven(mask: ThinMask) -> None:
+    """Say once that nothing drives this mask; without gradients nobody trains."""
+    if not mask._warned and mask.groups and torch.is_grad_enabled():
+        mask._warned = True
+        message = f"{WHERE}: no optimizer drives the thin model, so it is whole. Call mrreg.attach(optimizer, model)."
+        warnings.warn(message, NoEffectWarning, stacklevel=6)
 
 
 def _run_traced(

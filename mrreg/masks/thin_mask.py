@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.distributed.sharding import is_sharded, window
 from mrreg.errors import check_int, check_number, invalid_argument
 from mrreg.masks.base import CyclicMask, ForwardRan
-from mrreg.masks.kept_entries import KeptEntries, gather
-from mrreg.masks.masked_tensor import ReusableBuffer
+from mrreg.masks.kept_entries import KeptUnits
 from mrreg.masks.sampling import draw_kept
 from mrreg.masks.slots import AttributeOverride, UnitGroup
 
@@ -21,8 +19,8 @@ WHERE = "thin"
 NAME = "_thin_mask"  # under which a thin model has its mask
 
 
-class ThinTensor:
-    """One parameter or buffer that holds units, and the positions of those that are kept.
+class ThinTensor(KeptUnits):
+    """One parameter or buffer that holds units.
 
     Args:
         name: Its dotted name.
@@ -31,10 +29,8 @@ class ThinTensor:
     """
 
     def __init__(self, name: str, cuts: Mapping[int, tuple[UnitGroup, Tensor]], scale: float) -> None:
-        self.name, self.cuts, self.scale = name, cuts, scale
-        self.gradients = ReusableBuffer()
-        self._kept: dict[int, Tensor] = {}
-        self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
+        super().__init__(scale)
+        self.name, self.cuts = name, cuts
 
     def of(self, model: nn.Module) -> Tensor:
         """Return what stands under the name in a model."""
@@ -45,36 +41,16 @@ class ThinTensor:
 
     def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
         """Take over the kept units of each group."""
-        self._entries = {}
-        self._kept = {
-            dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in self.cuts.items()
-        }
-        whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
-        self._whole = KeptEntries(whole, self._kept, value.device)
-
-    def entries(self, value: Tensor) -> KeptEntries:
-        """Positions of the kept entries; of a sharded tensor, those in the part that this rank has."""
-        if torch.compiler.is_compiling():
-            return self._whole
-        sharded = is_sharded(value)
-        size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
-        here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
-        key = here.shape, here.stride(), here.device, start
-        found = self._entries.get(key)
-        if found is None:
-            kept = {}
-            for dim, indices in self._kept.items():
-                inside = (indices >= start[dim]) & (indices < start[dim] + size[dim])
-                kept[dim] = indices[inside] - start[dim]
-            found = self._entries[key] = KeptEntries(here, kept, here.device)
-        return found
+        cuts = self.cuts.items()
+        along = {dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in cuts}
+        self.keep(along, value)
 
     def gather(self, value: Tensor) -> Tensor:
         """What stands for the parameter or buffer in a masked forward.
 
         The model's inputs come whole, so the columns that read absent ones stay, at zero.
         """
-        small = gather(value, self.entries(value), self.scale, self.gradients)
+        small = super().gather(value)
         for dim, (group, _) in self.cuts.items():
             if group.kind == "inputs":
                 shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]

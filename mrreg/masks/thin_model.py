@@ -76,7 +76,10 @@ def thin_class(plain: Any) -> Any:
 
     @functools.wraps(plain.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return thin_call.run(vars(self)[NAME], self, plain.forward, args, kwargs)
+        mask = vars(self).get(NAME)
+        if mask is None:  # made by the class, such as a slice of a Sequential
+            return plain.forward(self, *args, **kwargs)
+        return thin_call.run(mask, self, plain.forward, args, kwargs)
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
         """Pickle by the name of the plain class."""

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mrreg.distributed.sharding import local
+from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
-from mrreg.masks.kept_entries import KeptEntries
 from mrreg.masks.thin_mask import ThinMask, ThinTensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -24,20 +23,24 @@ class ThinLeaf:
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
         self._memory: dict[str, Tensor] = {}  # of what has been gathered, to gather into again
-        self._leaf = nn.Parameter(local(parameter)[:0])
+        self._leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
-    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, entries: KeptEntries) -> None:
+    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor) -> None:
         """Put the kept entries into the place of the parameter."""
         p, grad = self.parameter, self.parameter.grad
         assert grad is not None
         if grad.layout is not torch.strided:
             problem = f"a parameter {tuple(p.shape)} of a thin model has a sparse gradient"
             raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
-        self._entries, self._params, self._place, self._gradient = entries, params, place, grad
-        self._leaf.grad = None
-        self._leaf.data = self._take("", p)
-        self._leaf.requires_grad = p.requires_grad
+        self._entries, self._shape = tensor.entries(p), tensor.kept_shape(p)
+        self._params, self._place, self._gradient = params, place, grad
+        values = self._take("", p)
+        if is_sharded(values):
+            self._leaf = nn.Parameter(values)
+        else:  # the same object in every step, for compiled ones
+            self._leaf.grad = None
+            self._leaf.data = values
         self._leaf.grad = self._take("grad", grad)
         self._version = self._leaf.grad._version
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
@@ -66,10 +69,10 @@ class ThinLeaf:
             self.parameter.grad = gradient
         if not completed:
             return
-        self._entries.put(self._leaf.detach(), local(self.parameter))
+        self._entries.put(local(self._leaf), local(self.parameter))
         small = self._leaf.grad
         if small is not None and small._version != self._version and gradient is not None:  # unscaled by a fused step
-            self._entries.put(small, local(gradient))
+            self._entries.put(local(small), local(gradient))
         if self._state:
             whole = optimizer.state[self.parameter]
             values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
@@ -83,7 +86,7 @@ class ThinLeaf:
             self._memory[name] = memory = self._entries.take(here)
         else:
             self._entries.take(here, out=memory)
-        return memory
+        return as_sharded(memory, value, self._shape)
 
     def _whole(self, name: str, value: Any, before: Any) -> Any:
         """State of the parameter from that of its kept entries; absent ones of new state are zero."""
@@ -91,7 +94,7 @@ class ThinLeaf:
             return value
         if before is None:
             before = torch.zeros_like(self.parameter, dtype=value.dtype, requires_grad=False)
-        self._entries.put(value, local(before))
+        self._entries.put(local(value), local(before))
         return before
 
 
@@ -164,7 +167,7 @@ class ThinStep:
         for tensor, p, _ in masked:
             if p.grad is not None:
                 leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), ThinLeaf(p))
-                leaf.enter(optimizer, *places[id(p)], tensor.entries(p))
+                leaf.enter(optimizer, *places[id(p)], tensor)
                 self._inside.append(leaf)
 
     @torch.no_grad()

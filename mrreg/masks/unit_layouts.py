@@ -1,4 +1,4 @@
-"""Where the units of a layer lie in its parameters: rows, columns, gates or groups."""
+"""Layouts of a layer's units in its parameters: rows, columns, gates or groups."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

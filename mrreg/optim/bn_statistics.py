@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import Self
 
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.multirate import Multirate

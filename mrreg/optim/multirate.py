@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, overload
 
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
+from typing_extensions import Self
 
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases

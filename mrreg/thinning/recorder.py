@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mrreg.errors import add_note
 from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
 
 
@@ -54,7 +55,10 @@ class Recording:
 
 
 def record(twin: nn.Module, inputs: Inputs) -> Recording:
-    """Run the copy once, with smooth activations, and return its cut graph, to which the inputs belong from now on."""
+    """Run the copy once, with activations under which no channel is dead, and return its cut graph.
+
+    The inputs belong to that graph from now on.
+    """
     others = named_tensors(twin)
     for tensor in others.values():
         tensor.requires_grad_(True)
@@ -67,7 +71,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
             output = twin(*inputs.args, **inputs.kwargs)
     except Exception as error:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
-        error.add_note(f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
+        add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
     leaving = [tensor for tensor in floats_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
@@ -87,8 +91,8 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in SUMS and len(args) > 1:
             self._note_sum(args[0], args[1], name in ("add_", "__iadd__"))
-        if name in SMOOTH and args and args[0].is_floating_point():
-            return SMOOTH[name](func, *args, **kwargs)
+        if name in LEAKY and args and args[0].is_floating_point():
+            return LEAKY[name](func, *args, **kwargs)
         read = READERS.get(name)
         layout = read(*args, **kwargs) if read else None
         if layout is None:
@@ -175,20 +179,19 @@ READERS: dict[str, Callable[..., Layout | None]] = {
 }
 
 
-def _softplus(_: Any, x: Tensor, *__: Any, **___: Any) -> Tensor:
-    return F.softplus(x)
+def _leaky(_: Any, x: Tensor, *__: Any, **___: Any) -> Tensor:
+    return F.leaky_relu(x, 0.3)
 
 
 def _clamp(func: Any, x: Tensor, *bounds: Any, **named: Any) -> Tensor:
     lower = named.get("min", bounds[0] if bounds else None)
-    if isinstance(lower, int | float) and lower == 0:
-        return F.softplus(x)
-    return func(x, *bounds, **named)  # type: ignore[no-any-return]
+    zero = isinstance(lower, int | float) and lower == 0  # as relu, others guard logarithms and divisions
+    return F.leaky_relu(x, 0.3) if zero else func(x, *bounds, **named)
 
 
 def _prelu(_: Any, x: Tensor, weight: Tensor) -> Tensor:
     slope = weight.reshape(-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else weight
-    return F.softplus(x) - slope * F.softplus(-x)
+    return F.leaky_relu(x, 0.3) + slope * x
 
 
 def _leaky_pool(dims: int) -> Callable[..., Any]:
@@ -215,9 +218,9 @@ def _batch_norm(
 
 
 # A unit that relu holds at zero, or that is never the largest, would seem to reach nothing.
-SMOOTH: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_"), _softplus),
-    **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _softplus),
+LEAKY: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_"), _leaky),
+    **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _leaky),
     **dict.fromkeys(("clamp", "clamp_min", "clip"), _clamp),
     "prelu": _prelu,
     "batch_norm": _batch_norm,

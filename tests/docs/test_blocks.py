@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.documents import PAGES, ROOT, Section, lone_blocks, sections
-from helpers.trainers import forget_precision
+from helpers.trainers import CPU_TRAINER, forget_precision, same
+from helpers.transformer_models import Sentences, bert
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -87,13 +88,71 @@ def test_trainer_blocks_make_a_slow_part(block: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers, about itself
+@pytest.mark.parametrize("block", lone_blocks("mrreg.integrations.transformers"))
+def test_trainer_blocks_with_masks_save_a_plain_model(block: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), max_steps=6, **CPU_TRAINER)
+    found = _run_alone(block, arguments=arguments, data=Sentences(), model=bert(), folder=str(tmp_path / "plain"))
+    assert found["trainer"].optimizer.param_groups[0]["mask_clock"] == 6
+    assert same(found["model"], transformers.BertForSequenceClassification.from_pretrained(tmp_path / "plain"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of lightning, about workers
+@pytest.mark.parametrize("block", lone_blocks("mrreg.integrations.lightning"))
+def test_lightning_blocks_with_masks_train(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
+
+    class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = _run_alone(block, Classifier=Classifier)["trainer"]
+    assert trainer.optimizers[0].param_groups[0]["mask_clock"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", lone_blocks("import timm"))
+def test_timm_blocks_make_an_optimizer(block: str) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    group = _run_alone(block)["optimizer"].param_groups[0]
+    assert group.get("period") or group["mask_k"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of keras, about itself
+@pytest.mark.parametrize("block", lone_blocks("KERAS_BACKEND"))
+def test_keras_blocks_train(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    pytest.importorskip("keras", reason="keras is not installed")
+    assert _run_alone(block)["optimizer"].metrics()["multirate/step"] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", lone_blocks("SummaryWriter"))
+def test_logging_blocks_write(block: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    _run_alone(block, folder=str(tmp_path))
+    assert list(tmp_path.glob("events*"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("block", lone_blocks("Accelerator("))
 def test_accelerate_blocks_train(block: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     forget_precision()
-    optimizer = _run_alone(block, folder=str(tmp_path))["optimizer"]
+    group = _run_alone(block, folder=str(tmp_path))["optimizer"].param_groups[0]
     forget_precision()
-    assert optimizer.param_groups[0]["clock"] == 3
+    assert (group.get("clock") or group["mask_clock"]) in (3, 6)  # with and without accumulation
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ def units_of(
 def masked_call(module: nn.Module, units: dict[str, Units], *args: Tensor) -> Any:
     """The oracle: full width, dropped entries at zero (also where they are NaN), kept ones scaled."""
     full = {}
-    for name, (dim, kept, scale) in units.items():
+    for name, drawn in units.items():
+        dim, kept, scale = drawn.dim, drawn.kept, drawn.scale
         parameter = module.get_parameter(name)
         keep = torch.zeros(parameter.shape[dim], dtype=torch.bool).index_fill(0, kept, True)
         shape = [1] * parameter.dim()

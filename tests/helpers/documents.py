@@ -37,7 +37,7 @@ def lone_blocks(mark: str = "") -> list[str]:
 
 
 def _cut(text: str) -> list[str]:
-    return re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return re.split(r"^(?=###? )", text, flags=re.MULTILINE)
 
 
 def _section(page: Path, text: str) -> Section:

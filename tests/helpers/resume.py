@@ -27,6 +27,10 @@ def masked(structure: Any = "weight", **options: Any) -> nn.Module:
     return mrreg.mask(network(), {"trunk": 0.5, "head": 0.3}, k=K, structure=structure, **options)
 
 
+def thin() -> nn.Module:
+    return mrreg.thin(network(), p=0.5, k=K, example_inputs=torch.ones(2, 4))[0]
+
+
 def slow_stem(model: nn.Module, kind: Any, **options: Any) -> Optimizer:
     optimizer: Optimizer = kind(mrreg.split(model, slow="stem"), k=K, **options)
     return optimizer
@@ -76,7 +80,7 @@ class Run:
         self.model = make_model()
         self.optimizer = make_optimizer(self.model)
         self.parts: dict[str, Any] = {"optimizer": self.optimizer}
-        if any(isinstance(m, mrreg.MultirateMask) for m in self.model.modules()):
+        if name.startswith(("masks", "thin")):
             mrreg.attach(self.optimizer, self.model, seed=17)
         if name == "periods":
             self.parts["periods"] = LongerPeriods(self.optimizer)
@@ -113,6 +117,8 @@ class Run:
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Optimizer]]] = {
     "masks, SGD": (masked, lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)),
     "masks, AdamW": (lambda: masked("input", rescale=True), lambda m: AdamW(m.parameters(), lr=0.01, amsgrad=True)),
+    "thin, SGD": (thin, lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)),
+    "thin, AdamW": (thin, lambda m: AdamW(m.parameters(), lr=0.01, amsgrad=True)),
     "MultirateSGD": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9, weight_decay=0.01)),
     "Algorithm 2": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9, drift=False)),
     "MultirateAdamW": (network, lambda m: slow_stem(m, mrreg.MultirateAdamW, lr=0.01, slow_lr="per_gradient")),

@@ -25,7 +25,8 @@ def kept_units(groups: Sequence[UnitGroup], cycle: int, seed: int = 0, first: in
 def absent_entries(model: nn.Module, groups: Sequence[UnitGroup], cycle: int) -> dict[str, Tensor]:
     """For each tensor that holds units, truth values of its entries that belong to an absent one."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    kept, found = kept_units(groups, cycle), {}
+    kept = kept_units(groups, cycle)
+    found: dict[str, Tensor] = {}
     for group in groups:
         for slot in group.slots:
             gone = torch.ones(group.units, dtype=torch.bool)
@@ -71,7 +72,8 @@ class LiteralTraining:
 
     def _weights(self, cycle: int) -> dict[str, Tensor]:
         """Parameters whose columns that read absent units are zero, and the others as many times as large."""
-        kept, parameters, weights = kept_units(self.groups, cycle), dict(self.model.named_parameters()), {}
+        kept, parameters = kept_units(self.groups, cycle), dict(self.model.named_parameters())
+        weights: dict[str, Tensor] = {}
         for group in self.groups:
             for slot in group.slots:
                 if slot.role == "consumer":

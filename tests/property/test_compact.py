@@ -24,8 +24,7 @@ def check(module: nn.Module, structure: str, width: int, p: float, shape: tuple[
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     for (name, parameter), gradient in zip(module.named_parameters(), ours[1][1:], strict=True):
         if name in units:
-            dim, kept_there, _ = units[name]
-            assert not gradient.index_fill(dim, kept_there, 0).any(), name
+            assert not gradient.index_fill(units[name].dim, units[name].kept, 0).any(), name
         assert gradient.shape == parameter.shape
 
 

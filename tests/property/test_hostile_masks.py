@@ -34,7 +34,7 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
     lambda p: torch.optim.Adagrad(p, lr=0.1),
     lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.1),
     lambda p: mrreg.LangevinSGD(p, lr=0.01, momentum=0.5, temperature=0.1),
-    lambda p: mrreg.MultirateAdamW(p, lr=0.01),
+    lambda p: mrreg.MultirateAdamW(p, lr=0.01, k=1),
 ]
 WORDS = ["same"] * 5 + ["zero", "nan", "inf", "none", "nan input"]
 

@@ -1,56 +1,19 @@
-"""The harness: what is kept, when a record is continued, and how a budget is shared."""
+"""The runner: what is kept, and when a record is continued."""
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from helpers.toy_benchmark import Toy, accuracy, counting, named, toy
 
-from benchmarks.core import records, registry, suite
+from benchmarks.core import records
 from benchmarks.core import runner as harness
 from benchmarks.core.errors import UserError
 from benchmarks.core.records import Record, Result
-from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.data import locate as data
-
-
-@dataclass(frozen=True)
-class Toy:
-    seeds: int = 2
-    epochs: int = 3
-    methods: tuple[str, ...] = ("sgd", "masks")
-
-
-Execute = Callable[[Toy, Run, Context], Sequence[Result]]
-
-
-def accuracy(config: Toy, run: Run, context: Context) -> list[Result]:
-    return [{"accuracy": seed + config.epochs, "per epoch": [0.1] * config.epochs} for seed in run.seeds]
-
-
-def toy(execute: Execute = accuracy, **config: Any) -> Benchmark[Toy]:
-    def runs(config: Toy) -> list[Run]:
-        return [Run(method, (seed,)) for seed in range(config.seeds) for method in config.methods]
-
-    return Benchmark("toy", {"smoke": Toy(**config)}, runs, execute)
-
-
-def counting(fail_at: int | None = None) -> tuple[Execute, list[str]]:
-    """An `execute` that says which runs it was asked for, and may break down at one of them."""
-    seen: list[str] = []
-
-    def execute(config: Toy, run: Run, context: Context) -> list[Result]:
-        if len(seen) == fail_at:
-            raise ZeroDivisionError("broke down")
-        seen.append(run.key)
-        return accuracy(config, run, context)
-
-    return execute, seen
+from benchmarks.core.runner import Context, Run
 
 
 def test_a_record_says_what_was_run_with_what(tmp_path: Path) -> None:
@@ -208,134 +171,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_any_run(tmp_path: Path) 
 def test_records_of_no_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: records must be a folder"):
         records.load_all(tmp_path / "nowhere")
-
-
-class Clock:
-    """A clock that moves only when told."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        fake = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now)
-        monkeypatch.setattr(harness, "time", fake)
-        monkeypatch.setattr(suite, "time", fake)
-
-    def taking(self, seconds: float) -> Execute:
-        def execute(config: Toy, run: Run, context: Context) -> list[Result]:
-            self.now += seconds
-            return accuracy(config, run, context)
-
-        return execute
-
-
-def entry(benchmark: Benchmark[Toy] | None, share: float = 1.0) -> registry.Entry:
-    """An entry that gives this benchmark, or breaks down."""
-
-    class Given(registry.Entry):
-        def load(self) -> Benchmark[Any]:
-            if benchmark is None:
-                raise ImportError("no such module")
-            return benchmark
-
-    return Given("none", "", share)
-
-
-def named(name: str, execute: Execute, **config: Any) -> Benchmark[Toy]:
-    return replace(toy(execute, **config), name=name)
-
-
-def finished(folder: Path) -> dict[str, int]:
-    return {path.name.removesuffix("-smoke.json"): len(records.load(path).runs) for path in folder.glob("*.json")}
-
-
-def test_a_run_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    outcome = harness.run(toy(clock.taking(10)), "smoke", tmp_path, deadline=25)
-    assert (outcome.finished, outcome.total, clock.now) == (2, 4, 20)
-
-
-@pytest.mark.parametrize(
-    ("budget", "expected"),
-    [
-        (None, {"a": 4, "b": 4}),
-        (1000, {"a": 4, "b": 4}),
-        (40, {"a": 3, "b": 1}),  # shares 3 : 1
-        (0, {}),
-    ],
-)
-def test_the_budget_is_shared_most_wanted_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, expected: dict[str, int]
-) -> None:
-    run = Clock(monkeypatch).taking(10)
-    entries = {"a": entry(named("a", run), share=3), "b": entry(named("b", run))}
-    assert suite.run_all(entries, "smoke", tmp_path, budget=budget) == {}
-    assert finished(tmp_path) == expected
-
-
-def test_what_one_does_not_use_goes_to_those_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    entries = {"slow": entry(named("slow", clock.taking(10))), "quick": entry(named("quick", clock.taking(1)))}
-    suite.run_all(entries, "smoke", tmp_path, budget=50)
-    assert finished(tmp_path) == {"slow": 4, "quick": 4}
-    assert clock.now <= 50
-
-
-def test_a_long_run_begins_when_the_others_leave_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    harness.run(named("long", clock.taking(30)), "smoke", tmp_path, deadline=1)  # one run: how long is known now
-    entries = {"long": entry(named("long", clock.taking(30))), "quick": entry(named("quick", clock.taking(1)))}
-    suite.run_all(entries, "smoke", tmp_path, budget=40)
-    assert finished(tmp_path) == {"long": 2, "quick": 4}
-
-
-def test_a_failure_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:
-    broken, _ = counting(fail_at=1)
-    entries = {"broken": entry(named("broken", broken)), "gone": entry(None), "fine": entry(named("fine", accuracy))}
-    failures = suite.run_all(entries, "smoke", tmp_path)
-    assert failures == {"broken": "ZeroDivisionError: broke down", "gone": "ImportError: no such module"}
-    assert finished(tmp_path) == {"broken": 1, "fine": 4}
-
-
-def test_a_benchmark_without_the_preset_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = replace(named("other", accuracy), presets={"cpu": Toy()})
-    entries = {"other": entry(other), "fine": entry(named("fine", accuracy))}
-    assert suite.run_all(entries, "smoke", tmp_path) == {}
-    assert finished(tmp_path) == {"fine": 4}
-    assert "other: has no preset smoke, left out" in capsys.readouterr().out
-
-
-def test_data_are_found_where_the_caller_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "a.txt").touch()
-    monkeypatch.delenv("MRREG_DATA", raising=False)
-    assert data.locate("Set", ["set/a.txt"], tmp_path, None) == tmp_path
-    monkeypatch.setenv("MRREG_DATA", str(tmp_path))
-    assert data.locate("Set", ["set/a.txt"], None, None) == tmp_path
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_missing_data_are_one_line_with_files_and_place(tmp_path: Path, exists: bool) -> None:
-    folder = tmp_path if exists else tmp_path / "nowhere"
-    with pytest.raises(UserError, match="--data-dir or MRREG_DATA") as caught:
-        data.locate(
-            "Set", ["set/a.txt", "set/b.txt"], folder, lambda root: pytest.fail("downloads into a named folder")
-        )
-    message = str(caught.value)
-    assert message.startswith(f"Set: expected set/a.txt, set/b.txt in {folder}")
-    assert ("not a folder" in message) is not exists
-    assert "\n" not in message
-
-
-def test_without_a_folder_a_download_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MRREG_DATA", raising=False)
-    monkeypatch.setattr(data, "DEFAULT_FOLDER", tmp_path)
-
-    def offline(root: Path) -> None:
-        raise OSError("no network\nand more")
-
-    with pytest.raises(UserError, match=r"a\.txt .*the download failed: OSError: no network\)"):
-        data.locate("Set", ["a.txt"], None, offline)
-    assert data.locate("Set", ["a.txt"], None, lambda root: (root / "a.txt").touch()) == tmp_path
-    assert data.locate("Set", ["a.txt"], None, offline) == tmp_path
 
 
 def test_a_record_without_git_names_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

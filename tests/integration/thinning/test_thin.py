@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.architectures import build
+from helpers.notes import note_of
 from torch import Tensor, nn
 
 import mrreg
@@ -157,7 +158,7 @@ def test_what_cannot_be_done_says_what_to_do() -> None:
 def test_a_forward_that_fails_says_that_the_inputs_were_ours() -> None:
     with pytest.raises(RuntimeError) as caught:
         mrreg.thin(network(), example_inputs=torch.randn(2, 9))
-    assert "raised by the forward of a float64 copy of the model on example_inputs" in caught.value.__notes__[0]
+    assert "raised by the forward of a float64 copy of the model on example_inputs" in note_of(caught.value)
 
 
 def test_bfloat16_models_and_frozen_layers() -> None:

@@ -35,7 +35,7 @@ def double(name: str) -> tuple[nn.Module, Any]:
 
 
 def as_double(value: Tensor) -> Tensor:
-    """Float64 for floats; eight images for two, or BatchNorm of one pixel makes differences of rounding errors large."""
+    """Float64 for floats; eight images for two, or BatchNorm of one pixel makes much of rounding errors."""
     if value.dim() == 4:
         generator = torch.Generator().manual_seed(0)
         return torch.randn(8, *value.shape[1:], dtype=torch.float64, generator=generator)
@@ -47,7 +47,7 @@ def as_double(value: Tensor) -> Tensor:
 def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
     model, inputs = double(name)
     plain = copy.deepcopy(model)
-    model, report = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
+    model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
     groups = thin_mask(model).groups  # type: ignore[union-attr]
     ours = OPTIMIZERS[optimizer](model.parameters())
     mrreg.attach(ours, model)
@@ -67,4 +67,4 @@ def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
         ours.step()
         torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=1e-9)
         for (key, value), wanted in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
-            torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+            torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9, msg=key)

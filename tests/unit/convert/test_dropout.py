@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.notes import note_of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -388,7 +389,7 @@ def test_a_scripted_part_is_passed_over() -> None:
 def test_an_error_of_the_forward_says_where_it_came_up() -> None:
     with pytest.raises(RuntimeError, match="shapes") as caught:
         mrreg.swap_dropout(nn.Sequential(nn.Dropout(), linear()), example_inputs=torch.ones(2, 5))
-    assert "swap_dropout: raised by the model's forward on example_inputs" in caught.value.__notes__[0]
+    assert "swap_dropout: raised by the model's forward on example_inputs" in note_of(caught.value)
 
 
 def test_a_model_that_cannot_be_copied_is_refused() -> None:

@@ -375,3 +375,16 @@ def test_compiled_models_and_layers() -> None:
     compiled = torch.compile(nn.Linear(6, 6))
     _, report = mrreg.swap_dropout(nn.Sequential(compiled, nn.Dropout(0.5), nn.Linear(6, 6)), example_inputs=X)
     assert report["1"].masks == {"2": "input"}
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_followed_does_not_turn_compilation_off() -> None:
+    import torch._dynamo
+
+    model: Any = Net(lambda m, x: m.two(m.drop(x)), drop=nn.Dropout())
+    model.lock = (_ for _ in ())
+    with pytest.raises(RuntimeError, match="cannot be copied"):
+        mrreg.swap_dropout(model, example_inputs=X)
+    graphs: list[Any] = []
+    torch.compile(nn.Linear(6, 6), backend=lambda graph, _: graphs.append(graph) or graph)(X)  # type: ignore[func-returns-value]
+    assert graphs

@@ -63,16 +63,16 @@ def test_dropped_entries_are_never_read_and_get_exactly_zero(
     kept, dropped = torch.arange(width // 2), torch.arange(width // 2, width)
     units = units_of(module, structure, kept)
     with torch.no_grad():
-        for name, (dim, _, _) in units.items():
-            module.get_parameter(name).index_fill_(dim, dropped, poison)
+        for name, drawn in units.items():
+            module.get_parameter(name).index_fill_(drawn.dim, dropped, poison)
     out = compact.forward(module, structure, units, (torch.randn(shape),), {})
     assert out.isfinite().all()
     out.sum().backward()
-    for name, (dim, _, _) in units.items():
+    for name, drawn in units.items():
         gradient = module.get_parameter(name).grad
         assert gradient is not None
         assert gradient.isfinite().all()
-        assert not gradient.index_select(dim, dropped).any()
+        assert not gradient.index_select(drawn.dim, dropped).any()
 
 
 def test_infinite_features_of_dropped_inputs_drop_out() -> None:

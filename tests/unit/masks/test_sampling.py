@@ -41,7 +41,7 @@ def test_blocks_are_independent(start: int) -> None:
 def test_pairs_of_entries_are_independent_over_cycles() -> None:
     cycles, n, p = 3000, 300, 0.2
     slow = torch.stack([_bits((0, 0, cycle), p, n) for cycle in range(cycles)]) == 0
-    r = torch.corrcoef(slow.double().T)[*torch.triu_indices(n, n, 1)] * cycles**0.5
+    r = torch.corrcoef(slow.double().T)[tuple(torch.triu_indices(n, n, 1))] * cycles**0.5
     assert r.abs().max() < 6
     assert abs(r.square().mean().item() - 1) < 0.05
 
@@ -55,7 +55,7 @@ def test_number_of_slow_entries_varies_as_of_independent_ones() -> None:
 def test_neighbouring_cycles_are_independent() -> None:
     n = 200_000
     slow = [(_bits((0, 3, cycle), 0.2, n) == 0).double() for cycle in range(30)]
-    r = torch.corrcoef(torch.stack(slow))[*torch.triu_indices(30, 30, 1)] * n**0.5
+    r = torch.corrcoef(torch.stack(slow))[tuple(torch.triu_indices(30, 30, 1))] * n**0.5
     assert r.abs().max() < 5
 
 

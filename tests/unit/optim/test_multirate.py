@@ -502,7 +502,7 @@ def test_a_saved_state_with_two_clocks_is_refused() -> None:
         optimizer.load_state_dict(saved)
 
 
-@pytest.mark.parametrize("base", ["Muon", "Adafactor"])
+@pytest.mark.parametrize("base", [name for name in ("Muon", "Adafactor") if hasattr(torch.optim, name)])
 @pytest.mark.parametrize("drift", [True, False])
 def test_whole_tensors_are_moved_by_any_optimizer(base: str, drift: bool) -> None:
     """At a sync step by the base, k times as far over the cycle; its state advances at sync steps only."""

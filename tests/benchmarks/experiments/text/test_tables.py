@@ -22,11 +22,15 @@ def prepared(recipe: Recipe) -> tuple[text_model.Classifier, Trainee]:
     return net, recipe.prepare(net)
 
 
+def rate(group: dict[str, Any]) -> float:
+    return float(group["lr"] / (group["period"] if group.get("slow_lr") == "per_gradient" else 1))
+
+
 def periods(net: text_model.Classifier, trainee: Trainee) -> dict[str, tuple[int, float]]:
-    """Period and lr of each parameter that trains."""
+    """Period of each parameter that trains, and the lr of its steps."""
     names = {id(parameter): label for label, parameter in net.named_parameters()}
     return {
-        names[id(parameter)]: (group.get("period", 1), group["lr"])
+        names[id(parameter)]: (group.get("period", 1), rate(group))
         for group in trainee.optimizer.param_groups
         for parameter in group["params"]
     }

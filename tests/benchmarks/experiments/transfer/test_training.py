@@ -41,6 +41,11 @@ def begin(method: str, variant: str = CONSTANT, *, steps: int = 6, seed: int = 0
     return experiment.build(CONFIG, METHODS[method], seed, job)
 
 
+def rate(group: dict[str, Any]) -> float:
+    """The learning rate of a step."""
+    return float(group["lr"] / (group["period"] if group.get("slow_lr") == "per_gradient" else 1))
+
+
 def course(loop: Loop, steps: int = 6) -> tuple[list[set[str]], list[list[float]]]:
     """The parts that want a gradient at each step, and the learning rates of the groups."""
     seen, rates = [], []
@@ -49,7 +54,7 @@ def course(loop: Loop, steps: int = 6) -> tuple[list[set[str]], list[list[float]
     def watched(step: int) -> None:
         before(step)
         seen.append({name.partition(".")[0] for name, p in loop.model.named_parameters() if p.requires_grad})
-        rates.append([group["lr"] for group in loop.optimizer.param_groups])
+        rates.append([rate(group) for group in loop.optimizer.param_groups])
 
     loop.before = watched
     for _ in range(steps):
@@ -85,7 +90,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(method: str) -> None:
 def test_options_reach_the_optimizer(method: str) -> None:
     groups = begin(method, WEIGHT_DECAY).optimizer.param_groups
     assert all(group["momentum"] == 0.9 and group["weight_decay"] == 5e-4 for group in groups)
-    rates = {group.get("period", 1): group["lr"] for group in groups}
+    rates = {group.get("period", 1): rate(group) for group in groups}
     assert rates == pytest.approx({FULL: {1: 0.01}, MULTIRATE: {1: 0.01, K: 0.01}}.get(method, {1: 0.01, K: 0.002}))
 
 

@@ -1,0 +1,61 @@
+"""The clock of masks: completed steps, k and seed, in the groups of the optimizer and nowhere else."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mrreg.errors import check_int, invalid_argument
+
+CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"
+KEYS = (CLOCK, CYCLE, SEED)
+
+Groups = Iterable[Mapping[str, Any]]
+
+
+def read_clock(where: str, groups: Groups, seed: int, ks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
+    """Return clock, seed and the k of each mask that the groups of an optimizer say.
+
+    Args:
+        where: What an error names as its place.
+        groups: Of an optimizer, or of a saved one. At the start of training they say nothing.
+        seed: Of `attach`, for groups that say nothing.
+        ks: The k of each mask that is there.
+    """
+    found = [{key: group[key] for key in KEYS if key in group} for group in groups]
+    found = [each for each in found if each]  # a group that was added since the last step has none yet
+    if not found:
+        return 0, seed, tuple(ks)
+    if any(each != found[0] for each in found) or len(found[0]) < len(KEYS):
+        rule = f"complete and the same in all groups: {', '.join(KEYS)}"
+        raise invalid_argument(ValueError, where, "the phase of the masks", rule, found)
+    clock, saved_seed = (check_int(where, key, found[0][key], least=0) for key in (CLOCK, SEED))
+    return clock, saved_seed, _read_ks(where, found[0][CYCLE], tuple(ks))
+
+
+def _read_ks(where: str, saved: Any, ks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the k of each mask: one for all, or one each; 0 is what earlier versions saved for several."""
+    remedy = "Build the masks with the values of k that they were saved with."
+    if isinstance(saved, tuple | list):
+        if len(saved) != len(ks):
+            raise invalid_argument(ValueError, where, CYCLE, f"one k for each of {len(ks)} masks", saved, remedy)
+        return tuple(check_int(where, CYCLE, k) for k in saved)
+    if check_int(where, CYCLE, saved, least=0):
+        return (int(saved),) * len(ks)
+    if len(set(ks)) == 1:
+        raise invalid_argument(
+            ValueError, where, CYCLE, f"{ks[0]}, as the masks say", "0, of masks with several k", remedy
+        )
+    return ks
+
+
+def write_clock(groups: Iterable[dict[str, Any]], clock: int, seed: int, ks: Sequence[int]) -> None:
+    """Set clock, seed and k in every group: k is one number where all masks have the same, else one for each."""
+    k = ks[0] if len(set(ks)) == 1 else tuple(ks)
+    for group in groups:
+        group.update({CLOCK: clock, CYCLE: k, SEED: seed})
+
+
+def clear_clock(groups: Iterable[dict[str, Any]]) -> None:
+    """Remove what `write_clock` set."""
+    for group in groups:
+        for key in KEYS:
+            group.pop(key, None)

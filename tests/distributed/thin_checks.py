@@ -1,0 +1,63 @@
+"""Checks of thin models on two ranks: the same units are absent everywhere, without communication."""
+
+import torch
+from helpers.thin import group
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.debug import CommDebugMode
+
+import mrreg
+from distributed.cases import DDP, PLAIN, K, backward, batch, check, equal_to_one_process, plain_net, sharded
+from mrreg.masks.thin_model import install
+
+GROUPS = (
+    group("0", 5, 3, producer=[("0.weight", 0), ("0.bias", 0)], consumer=[("2.weight", 1)]),
+    group("2", 7, 4, producer=[("2.weight", 0), ("2.bias", 0)], consumer=[("4.weight", 1)]),
+)
+
+
+def thin_net() -> nn.Sequential:
+    """Trunk 0 and 2, head 4, with both hidden widths thin."""
+    return install(plain_net(), GROUPS, k=K)
+
+
+@check
+def ddp_thin(rank: int) -> None:
+    for options in ({}, {"gradient_as_bucket_view": True}):
+        for make in PLAIN:
+            equal_to_one_process(DDP(thin_net(), **options), thin_net(), make, rank, masks=True)
+
+
+@check
+def fsdp_thin(rank: int) -> None:
+    for single in (False, True):
+        for make in PLAIN:
+            equal_to_one_process(sharded(thin_net(), single), thin_net(), make, rank, masks=True)
+    equal_to_one_process(sharded(thin_net(), mesh=(2, 1)), thin_net(), PLAIN[0], rank, masks=True)
+
+
+@check
+def fsdp_thin_after_sharding(rank: int) -> None:
+    net = install(sharded(plain_net()), GROUPS, k=K)
+    equal_to_one_process(net, thin_net(), PLAIN[1], rank, masks=True)
+
+
+@check
+def fsdp_thin_cut_along_the_other_dimension(rank: int) -> None:
+    net = thin_net()
+    fully_shard(net, shard_placement_fn=lambda p: Shard(1) if p.dim() > 1 and p.shape[1] % 2 == 0 else None)
+    equal_to_one_process(net, thin_net(), PLAIN[0], rank, masks=True)
+
+
+@check
+def fsdp_thin_steps_communicate_nothing(rank: int) -> None:
+    net = sharded(thin_net())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    mrreg.attach(optimizer, net)
+    for t in range(K + 1):
+        backward(net, batch(t).chunk(2)[rank])
+        with CommDebugMode() as said:  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        assert said.get_total_counts() == 0

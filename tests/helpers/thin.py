@@ -1,0 +1,52 @@
+"""Small thin models for the tests, with groups made by hand."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mrreg.masks.slots import Kind, Role, Slot, UnitGroup
+from mrreg.masks.thin_mask import ThinMask, thin_mask
+from mrreg.masks.thin_model import install
+
+TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def group(name: str, units: int, kept: int, kind: Kind = "hidden", **slots: list[tuple[str, int]]) -> UnitGroup:
+    """A group whose units have one entry each along every slot: producer=[(name, dim)], member=…, consumer=…."""
+    each = torch.arange(units)[:, None]
+    roles: list[Role] = ["producer", "member", "consumer"]
+    return UnitGroup(
+        name, kind, units, kept, tuple(Slot(n, dim, each, role) for role in roles for n, dim in slots.get(role, []))
+    )
+
+
+def net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    """Three layers with BatchNorm after the first."""
+    torch.manual_seed(0)
+    first = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()]
+    return nn.Sequential(*first, nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
+
+
+BATCH_NORM = [("1.weight", 0), ("1.bias", 0), ("1.running_mean", 0), ("1.running_var", 0)]
+GROUPS = (
+    group("0", 8, 4, producer=[("0.weight", 0), ("0.bias", 0)], member=BATCH_NORM, consumer=[("3.weight", 1)]),
+    group("3", 10, 5, producer=[("3.weight", 0), ("3.bias", 0)], consumer=[("5.weight", 1)]),
+)
+
+
+def thin_net(dtype: torch.dtype = torch.float64, **options: Any) -> nn.Sequential:
+    """The same, thin, with cycles of three steps."""
+    return install(net(dtype), GROUPS, **{"k": 3, **options})
+
+
+def mask_of(model: nn.Module) -> ThinMask:
+    """The mask of a thin model."""
+    mask = thin_mask(model)
+    assert mask is not None
+    return mask
+
+
+def batch(t: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The input of step t."""
+    return torch.randn(7, 6, generator=torch.Generator().manual_seed(t)).to(dtype)

@@ -1,0 +1,192 @@
+"""Flags at rest beside other optimizers, in copies, under torch.compile, and where no forward is seen."""
+
+import copy
+import gc
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.flags import STEPS, K, bits, expected_gradients, flags, gradients, undisturbed
+from helpers.optimizers import MODE, loss, network, sgd, train
+from torch import nn
+
+import mrreg
+
+
+@pytest.fixture(autouse=True)
+def mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizers of the helpers know their model."""
+    monkeypatch.setattr(MODE, "at_rest", True)
+
+
+class TestOtherOptimizers:
+    """A parameter has one optimizer that switches its flag: the newest."""
+
+    @pytest.mark.parametrize("at_rest", [True, False])
+    def test_a_new_one_takes_over_an_open_window(self, at_rest: bool) -> None:
+        net = network()
+        old = sgd(net)
+        train(net, old, range(1))
+        loss(net, 1)
+        MODE.at_rest = at_rest
+        new = sgd(net)
+        assert all(flags(net))
+        old.close()
+        torch.autograd.backward(loss(net, 0))
+        assert all(gradients(net))
+        new.step()
+        new.zero_grad()
+        del old
+        gc.collect()
+        torch.autograd.backward(loss(net, 1))
+        assert gradients(net) == expected_gradients(1)
+
+    def test_one_at_rest_takes_over_from_one_with_visible_flags(self) -> None:
+        net = network()
+        MODE.at_rest = False
+        old = sgd(net)
+        train(net, old, range(1))
+        MODE.at_rest = True
+        new = sgd(net)
+        assert all(flags(net))
+        train(net, new, range(4))
+        assert all(flags(net))
+
+    def test_a_plain_one_gets_the_parameters_back_with_a_warning(self) -> None:
+        net = network()
+        optimizer = sgd(net)
+        train(net, optimizer, range(1))
+        plain = torch.optim.SGD(net.parameters(), lr=0.1)
+        with pytest.warns(mrreg.NoEffectWarning, match=r"SGD.step: 2 parameters get no gradient.* leaves them alone"):
+            train(net, plain, range(1))
+        assert all(flags(net))
+        torch.autograd.backward(loss(net, 1))
+        assert all(gradients(net))
+
+    def test_it_warns_also_when_its_first_step_was_a_sync_step(self) -> None:
+        net = network()
+        optimizer = sgd(net)
+        plain = torch.optim.SGD(net.parameters(), lr=0.1)
+        train(net, plain, range(1))
+        train(net, optimizer, range(1))
+        with pytest.warns(mrreg.NoEffectWarning, match="2 parameters get no gradient"):
+            train(net, plain, range(1))
+
+    def test_one_of_other_parameters_is_left_alone(self) -> None:
+        net, other = network(), network()
+        optimizer, plain = sgd(net), torch.optim.SGD(other.parameters(), lr=0.1)
+        for t in range(STEPS):
+            torch.autograd.backward(loss(net, t))
+            train(other, plain, range(t, t + 1))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert bits(net, undisturbed())
+
+
+class TestFallback:
+    """Where no forward is seen, training is right and flags are visible, which a warning says once."""
+
+    def test_inner_parts_called_by_hand(self) -> None:
+        net = network()
+        optimizer = sgd(net)
+        for t in range(STEPS):
+            with pytest.warns(mrreg.NoEffectWarning, match="no forward of the model") if t == 0 else nullcontext():
+                x, y = (
+                    torch.randn(16, 4, generator=(g := torch.Generator().manual_seed(t))),
+                    torch.randn(16, 2, generator=g),
+                )
+                torch.autograd.backward((net.head(torch.relu(net.trunk.forward(x))) - y).square().mean())
+                optimizer.step()
+            optimizer.zero_grad()
+            assert flags(net) == expected_gradients(t + 1)
+        assert bits(net, undisturbed())
+        assert "flags visible" in repr(optimizer)
+
+    def test_the_warning_is_at_the_users_line(self) -> None:
+        net = network()
+        optimizer = sgd(net)
+        net.head.weight.grad = torch.ones(2, 8)
+        with pytest.warns(mrreg.NoEffectWarning, match="no forward") as caught:
+            optimizer.step()
+        assert caught[0].filename == __file__
+
+    def test_nothing_to_switch_nothing_to_warn_of(self) -> None:
+        for options in ({"k": 1}, {"gradient": "mean"}):
+            net = network()
+            optimizer = sgd(net, **options)
+            for p in net.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("place", ["before", "after", "in place"])
+    def test_compiled(self, place: str) -> None:
+        from torch._dynamo.testing import CompileCounter
+
+        torch._dynamo.reset()
+        counter, net = CompileCounter(), network()
+        compiled: Any = net
+        if place == "before":
+            compiled = torch.compile(net, backend=counter)
+            optimizer: Any = mrreg.MultirateSGD(compiled, lr=0.1, k=K, fast="head", momentum=0.9)
+        else:
+            optimizer = sgd(net)
+            if place == "after":
+                compiled = torch.compile(net, backend=counter)
+            else:
+                net.compile(backend=counter)
+        for t in range(STEPS):
+            torch.autograd.backward(loss(compiled, t))
+            assert gradients(net) == expected_gradients(t)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(flags(net))
+        assert counter.frame_count == 2
+        assert bits(net, undisturbed())
+
+    @pytest.mark.slow
+    def test_a_compiled_container_of_torch_whose_call_is_inside_the_graph(self) -> None:
+        from torch._dynamo.testing import CompileCounter
+
+        torch._dynamo.reset()
+        counter, net = CompileCounter(), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = mrreg.MultirateSGD(net, lr=0.1, k=K, fast="2", momentum=0.9)
+        compiled: Any = torch.compile(net, backend=counter, fullgraph=True)
+        for t in range(STEPS):
+            with pytest.warns(mrreg.NoEffectWarning, match="no forward") if t == 0 else nullcontext():
+                torch.autograd.backward(loss(compiled, t))
+                optimizer.step()
+            optimizer.zero_grad()
+            assert flags(net) == expected_gradients(t + 1)
+        assert counter.frame_count == 2
+
+
+class TestCopies:
+    """Copies have no hooks that do anything, and need no mrreg."""
+
+    def test_a_copied_optimizer_has_visible_flags(self) -> None:
+        net = network()
+        optimizer = sgd(net)
+        train(net, optimizer, range(2))
+        twin, other = copy.deepcopy((net, optimizer))
+        assert "flags visible" in repr(other)
+        train(twin, other, range(2, STEPS))
+        train(net, optimizer, range(2, STEPS))
+        assert bits(net, twin)
+        assert "flags at rest" in repr(optimizer)
+
+    def test_a_pickled_model_loads_without_mrreg(self, tmp_path: Path) -> None:
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        optimizer = mrreg.MultirateSGD(model, fast="1")
+        torch.save(model, tmp_path / "model.pt")
+        code = (
+            "import sys, torch; model = torch.load(sys.argv[1], weights_only=False); "
+            "model(torch.ones(1, 4)).sum().backward(); assert 'mrreg' not in sys.modules; "
+            "assert all(p.grad is not None for p in model.parameters())"
+        )
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], check=True, cwd=tmp_path)
+        del optimizer

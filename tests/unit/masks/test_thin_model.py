@@ -1,0 +1,480 @@
+"""A thin model: what users see of it, and what its masked forwards and steps do."""
+
+import copy
+import inspect
+import pickle
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
+from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.utils.checkpoint import checkpoint
+
+import mrreg
+from mrreg.masks.masked_tensor import as_bits
+from mrreg.masks.slots import AttributeOverride
+from mrreg.masks.thin_mask import NAME, thin_mask
+from mrreg.masks.thin_model import install
+
+MAKES: dict[str, Callable[..., Optimizer]] = {
+    "SGD": partial(SGD, lr=0.1),
+    "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "AdamW": partial(AdamW, lr=0.01, eps=0.01),
+    "AMSGrad": partial(AdamW, lr=0.01, eps=0.01, amsgrad=True, foreach=True),
+    "fused": partial(Adam, lr=0.01, eps=0.01, fused=True),
+    "RMSprop": partial(RMSprop, lr=0.001, eps=0.1, centered=True, momentum=0.9),
+}
+MOMENTUM, ADAM = MAKES["momentum"], MAKES["AdamW"]
+
+
+def attached(make: Callable[..., Optimizer] = ADAM, **options: Any) -> tuple[nn.Sequential, Optimizer]:
+    model = thin_net(**options)
+    optimizer = make(model.parameters())
+    mrreg.attach(optimizer, model)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    for t in steps:
+        optimizer.zero_grad()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
+    torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()), **(tolerance or TOLERANCE))
+
+
+# what users see
+
+
+def test_class_and_names_stay() -> None:
+    model, plain = thin_net(), net()
+    assert isinstance(model, nn.Sequential)
+    assert repr(model) == repr(plain)
+    assert type(model).__qualname__ == "Sequential"
+    assert type(model).__module__ == nn.Sequential.__module__
+    assert inspect.signature(model.forward) == inspect.signature(plain.forward)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_thin_and_undriven(way: Callable[[nn.Module], nn.Module]) -> None:
+    model, optimizer = attached()
+    train(model, optimizer, range(1))
+    other = way(model)
+    assert type(other) is type(model)
+    assert not mask_of(other)._attached
+    same(other, model)
+    again = ADAM(other.parameters())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    mrreg.attach(again, other)
+    for each, its in ((model, optimizer), (other, again)):
+        train(each, its, range(1, 5))
+    same(other, model)
+
+
+def test_a_pickle_names_the_plain_class() -> None:
+    assert b"Sequential" in pickle.dumps(thin_net())
+    assert b"thin_class" not in pickle.dumps(thin_net())
+
+
+def test_unwrap_takes_everything_back() -> None:
+    model, optimizer = attached()
+    parameters = list(model.parameters())
+    train(model, optimizer, range(1))
+    plain: nn.Module = mrreg.unwrap(model)
+    assert plain is model
+    assert type(plain) is nn.Sequential
+    assert NAME not in vars(plain)
+    assert all(p is q for p, q in zip(plain.parameters(), parameters, strict=True))
+    before = copy.deepcopy(plain)
+    other = AdamW(before.parameters(), lr=0.01, eps=0.01)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, its in ((plain, optimizer), (before, other)):  # an optimizer that is still attached holds nothing
+        train(each, its, range(1, 4))
+    same(plain, before)
+
+
+def test_refuses_what_cannot_be_thin() -> None:
+    model = thin_net()
+    with pytest.raises(RuntimeError, match="is thin already"):
+        install(model, GROUPS)
+    patched = net()
+    patched.forward = patched.forward  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="a module whose class defines its forward, got 'Sequential'"):
+        install(patched, GROUPS)
+    with pytest.raises(ValueError, match="thin: k must be a whole number, at least 1, got 0"):
+        install(net(), GROUPS, k=0)
+    with pytest.raises(ValueError, match="thin: boost must be finite, at least 0, got -1"):
+        install(net(), GROUPS, boost=-1)
+    assert type(patched) is nn.Sequential
+
+
+def test_warns_once_where_nothing_drives_it() -> None:
+    model = thin_net()
+    with pytest.warns(mrreg.NoEffectWarning, match="no optimizer drives the thin model"):
+        whole = model(batch(0))
+    torch.testing.assert_close(whole, net()(batch(0)))
+    model(batch(0))
+
+
+def test_a_slice_is_plain() -> None:
+    model, _ = attached()
+    assert torch.equal(model[3:4](torch.ones(2, 8).double()), model[3](torch.ones(2, 8).double()))
+
+
+# masked forwards
+
+
+def test_evaluation_is_plain_in_every_phase() -> None:
+    model, optimizer = attached()
+    for t in range(4):
+        plain = net()
+        plain.load_state_dict(model.state_dict())
+        model.eval()
+        assert torch.equal(model(batch(9)), plain.eval()(batch(9)))
+        model.train()
+        train(model, optimizer, range(t, t + 1))
+
+
+def test_absent_nan_is_never_read_and_gets_no_gradient() -> None:
+    model, _ = attached()
+    with torch.no_grad():
+        for name, gone in absent_entries(model, GROUPS, 0).items():
+            dict(model.state_dict(keep_vars=True))[name][gone] = torch.nan
+    loss_of(model(batch(0))).backward()  # type: ignore[no-untyped-call]
+    for name, gone in absent_entries(model, GROUPS, 0).items():
+        grad = dict(model.named_parameters()).get(name, torch.zeros(())).grad
+        if grad is not None:
+            assert grad.isfinite().all()
+            assert not grad[gone].any()
+
+
+class Watched(nn.Sequential):
+    """Calls a function in the middle of its forward."""
+
+    inside: Callable[[], None] = staticmethod(lambda: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self):
+            x = layer(x)
+            if place == 3:
+                self.inside()
+        return x
+
+
+def watched() -> tuple[Watched, Optimizer]:
+    model = install(Watched(*net()), GROUPS, [AttributeOverride("3", "out_features", 5)], k=3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    return model, optimizer
+
+
+def test_others_see_whole_tensors_during_a_masked_forward() -> None:
+    model, _ = watched()
+    shapes = {name: value.shape for name, value in net().state_dict().items()}
+    plain, seen = net().eval(), []
+
+    def elsewhere() -> None:
+        seen.append(model[0].weight.shape == (8, 6) and model[1].running_mean.shape == (8,))
+
+    def look() -> None:
+        assert model[0].weight.shape == (4, 6)
+        assert model[3].out_features == 5
+        assert {name: value.shape for name, value in model.state_dict().items()} == shapes
+        assert {name: value.shape for name, value in copy.deepcopy(model).state_dict().items()} == shapes
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        model.inside = lambda: None
+        plain.load_state_dict(model.state_dict())
+        assert torch.equal(model.eval()(batch(1)), plain(batch(1)))
+        model.train()
+        assert model[0].weight.shape == (4, 6)
+        assert model[3].out_features == 5
+        seen.append(True)
+
+    model.inside = look
+    model(batch(0))
+    assert seen == [True, True]
+    assert model[3].out_features == 10
+    assert type(model[0]._parameters) is dict
+
+
+def test_a_forward_that_fails_leaves_nothing_behind() -> None:
+    model, _ = watched()
+    expected = model(batch(0))
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    model.inside = fail
+    with pytest.raises(KeyboardInterrupt):
+        model(batch(0))
+    assert type(model[0]._parameters) is dict
+    assert model[3].out_features == 10
+    model.inside = lambda: None
+    assert torch.equal(model(batch(0)), expected)
+
+
+def test_forwards_of_two_threads_take_turns() -> None:
+    model, _ = watched()
+    expected, found = [model(batch(t)) for t in range(8)], {}
+
+    def run(t: int) -> None:
+        found[t] = model(batch(t))
+
+    threads = [threading.Thread(target=run, args=(t,)) for t in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(found[t], expected[t]) for t in range(8))
+
+
+class Checkpointed(nn.Sequential):
+    """Recomputes its last layers."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Any:
+        first, *rest = self
+        return checkpoint(lambda x: nn.Sequential(*rest)(x), first(x), use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_inside_is_refused_and_around_is_right(reentrant: bool) -> None:
+    inner = install(Checkpointed(*net()), GROUPS, k=3)
+    inner.reentrant = reentrant
+    optimizer = SGD(inner.parameters(), lr=0.1)
+    mrreg.attach(optimizer, inner)
+    with pytest.raises(RuntimeError, match="checkpoint"):
+        loss_of(inner(batch(0))).backward()  # type: ignore[no-untyped-call]
+    model, _ = attached()
+    features = batch(0).requires_grad_()
+    loss_of(model(features)).backward()  # type: ignore[no-untyped-call]
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    loss_of(checkpoint(model, features, use_reentrant=reentrant)).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+def test_copies_of_data_parallel_are_refused() -> None:
+    model, _ = attached()
+    replica: Any = model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match=r"nn.DataParallel copies .* Use DistributedDataParallel"):
+        replica(batch(0))
+
+
+def test_compiles_to_two_graphs_and_none_later() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch.compiler.reset()
+    counter = CompileCounter()
+    model, optimizer = attached()
+    other, its = attached()
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    graphs = []
+    for t in range(7):
+        for forward, each in ((compiled, optimizer), (other, its)):
+            each.zero_grad()
+            loss_of(forward(batch(t))).backward()  # type: ignore[no-untyped-call]
+            each.step()
+        same(model, other)
+        graphs.append(counter.frame_count)
+    assert graphs == [1, 1, 2, 2, 2, 2, 2]
+
+
+# steps
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize(("boost", "rescale"), [(3, True), (1, False), (2.5, True)])
+@pytest.mark.parametrize("closure", [False, True])
+def test_equals_the_literal_loop(make: str, boost: float, rescale: bool, closure: bool) -> None:
+    model, optimizer = attached(MAKES[make], boost=boost, rescale=rescale)
+    literal = LiteralTraining(net(), GROUPS, MAKES[make], 3, boost, rescale)
+    for t in range(8):
+
+        def evaluate(t: int = t) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model(batch(t)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        before = _bits(model, optimizer, t // 3)
+        expected = literal.step(batch(t))
+        loss = optimizer.step(evaluate) if closure else evaluate()  # type: ignore[arg-type]
+        if not closure:
+            optimizer.step()
+        torch.testing.assert_close(torch.as_tensor(loss).detach(), expected, **TOLERANCE)
+        same(model, literal.model)
+        for p, q in zip(model.parameters(), literal.model.parameters(), strict=True):
+            torch.testing.assert_close(dict(optimizer.state[p]), dict(literal.optimizer.state[q]), **TOLERANCE)
+        if t % 3 < 2:
+            after = _bits(model, optimizer, t // 3)
+            assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def _bits(model: nn.Module, optimizer: Optimizer, cycle: int) -> dict[tuple[str, str], Tensor]:
+    """Bits of all that is absent from a cycle: parameters, buffers, state."""
+    tensors, found = {**dict(model.named_parameters()), **dict(model.named_buffers())}, {}
+    for name, gone in absent_entries(model, GROUPS, cycle).items():
+        value = tensors[name].detach()
+        found[name, ""] = as_bits(value[gone]).clone()
+        for key, state in optimizer.state.get(tensors[name], {}).items():
+            if isinstance(state, Tensor) and state.shape == value.shape:
+                found[name, key] = as_bits(state[gone]).clone()
+    return found
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_gradients_changed_before_the_step_count(late: bool) -> None:
+    """By clipping, or by a hook of the optimizer, also one that was registered after `attach`."""
+    model, optimizer = attached(MOMENTUM)
+    literal = LiteralTraining(net(), GROUPS, MOMENTUM, 3, 3, True)
+
+    def clip(module: nn.Module, *_: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(module.parameters(), max_norm=0.01)
+
+    literal.optimizer.register_step_pre_hook(lambda *_: clip(literal.model))
+    if late:
+        optimizer.register_step_pre_hook(lambda *_: clip(model))
+    for t in range(5):
+        literal.step(batch(t))
+        optimizer.zero_grad()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+        if not late:
+            clip(model)
+        optimizer.step()
+        same(model, literal.model)
+
+
+def test_gradients_accumulate() -> None:
+    model, optimizer = attached(MOMENTUM)
+    other, its = attached(MOMENTUM)
+    for t in range(4):
+        optimizer.zero_grad()
+        its.zero_grad()
+        for part in batch(t)[:6].chunk(2):
+            loss_of(model(part)).backward()  # type: ignore[no-untyped-call]
+        losses = [loss_of(other(part)) for part in batch(t)[:6].chunk(2)]
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        its.step()
+        same(model, other)
+
+
+def test_a_step_that_the_scaler_skips_does_not_count() -> None:
+    model, optimizer = attached(MOMENTUM)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = copy.deepcopy(model.state_dict())
+    scaler.scale(model(batch(0)).sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.param_groups[0]["mask_clock"] == 0
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+class Failing(SGD):
+    """Fails in the middle of a step once."""
+
+    fails = True
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            self.fails = False
+            self.param_groups[0]["params"][0].data.add_(1)
+            raise KeyboardInterrupt
+        return super().step(closure)
+
+
+def test_a_step_that_fails_changes_nothing() -> None:
+    model = thin_net()
+    optimizer = Failing(model.parameters(), lr=0.1, momentum=0.9)
+    mrreg.attach(optimizer, model)
+    other, its = attached(partial(SGD, lr=0.1, momentum=0.9))
+    loss_of(model(batch(5))).backward()  # type: ignore[no-untyped-call]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert optimizer.state_dict()["state"] == {}
+    for name, p in model.named_parameters():
+        if name != "5.bias":
+            assert torch.equal(p, before[name])
+    other.load_state_dict(model.state_dict())
+    for each, step in ((model, optimizer), (other, its)):
+        train(each, step, range(4))
+    same(model, other, rtol=0, atol=0)
+    assert [p.shape for p in optimizer.param_groups[0]["params"]] == [p.shape for p in model.parameters()]
+
+
+class Saving(AdamW):
+    """Saves itself in the middle of its step."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.saved = copy.deepcopy(self.state_dict())
+        return super().step(closure)
+
+
+def test_state_saved_in_the_middle_of_a_step_is_that_before_it() -> None:
+    model = thin_net()
+    optimizer = Saving(model.parameters(), lr=0.1, eps=0.01)
+    mrreg.attach(optimizer, model)
+    other, its = attached(partial(AdamW, lr=0.1, eps=0.01))
+    for t in range(5):
+        before = copy.deepcopy(optimizer.state_dict())
+        train(model, optimizer, range(t, t + 1))
+        train(other, its, range(t, t + 1))
+        assert optimizer.saved["param_groups"] == before["param_groups"]
+        torch.testing.assert_close(optimizer.saved["state"], before["state"], rtol=0, atol=0)
+    same(model, other, rtol=0, atol=0)
+
+
+def test_a_thin_part_of_a_model_and_a_mask_beside_it() -> None:
+    torch.manual_seed(0)
+    head = mrreg.MultirateMask(nn.Linear(3, 3).double(), p=0.5, k=3)
+    model = nn.Sequential(thin_net(), nn.Tanh(), head)
+    optimizer = ADAM(model.parameters())
+    with mrreg.attach(optimizer, model):
+        for t in range(4):
+            cycle, phase = divmod(t, 3)
+            slow = head._bits["weight"] == 0
+            before = _bits(model[0], optimizer, cycle), head.weight.detach().clone()
+            train(model, optimizer, range(t, t + 1))
+            if phase < 2:
+                assert torch.equal(head.weight[slow], before[1][slow])
+                after = _bits(model[0], optimizer, cycle)
+                assert all(torch.equal(after[key], value) for key, value in before[0].items())
+    assert not mask_of(model[0])._masking
+
+
+def test_a_frozen_parameter_is_left_out_of_the_forward_alone() -> None:
+    model = thin_net()
+    weight = model.get_parameter("0.weight").requires_grad_(False)
+    optimizer = ADAM(p for p in model.parameters() if p.requires_grad)
+    mrreg.attach(optimizer, model)
+    before = weight.clone()
+    train(model, optimizer, range(4))
+    assert torch.equal(weight, before)
+
+
+def test_other_optimizers_of_a_tied_parameter_are_refused() -> None:
+    model = thin_net()
+    outer = nn.ModuleDict({"thin": model, "tied": nn.Linear(6, 8).double()})
+    outer["tied"].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"used inside its mask only, got 'tied to tied\.weight'"):
+        mrreg.attach(ADAM(outer.parameters()), outer)
+
+
+def test_thin_mask_of_a_plain_model() -> None:
+    assert thin_mask(net()) is None
