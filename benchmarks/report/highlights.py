@@ -128,8 +128,8 @@ TIME_SCALES = (
 EXCERPT = (*THIN, MASKS[1], FINE_TUNING[0], *FINE_TUNING[2:])
 CARDS = (
     Card(
-        "Thin training", "On k - 1 of k steps a random part of the network is absent, the same for the whole batch, and "
-        "not computed; on the k-th all of it is there.",
+        "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "
+        "computed; on the k-th all of it is there.",
         THIN,
         Cost("A step takes {} of a plain step's time, one with dropout {} (the decoder).", "thin-chars",
              ("thin, k = 5", "dropout"), "relative cost"),
