@@ -6,10 +6,9 @@
 import re
 from collections.abc import Iterator, Mapping
 
+import mrreg
 from helpers.architectures import ARCHITECTURES, build
 from helpers.documents import ROOT
-
-import mrreg
 
 PAGE = ROOT / "docs" / "thin.md"
 BEGIN, END = "<!-- groups:begin -->", "<!-- groups:end -->"
@@ -37,7 +36,7 @@ def _group_lines(name: str, report: mrreg.ThinReport) -> Iterator[str]:
         first = report[groups[0]]
         called = pattern if len(groups) > 1 else groups[0]
         reason = first.reason.partition("\n")[0].replace("|", "\\|")
-        yield _line(f"`{name}`", f"`{called}`", kind, len(groups), len(groups) * first.admitted, reason or "–")
+        yield _line(f"`{name}`", f"`{called}`", kind, len(groups), len(groups) * first.admitted, reason)
 
 
 def _line(*cells: object) -> str:
