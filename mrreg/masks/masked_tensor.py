@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class ReusableBuffer:
@@ -31,7 +31,10 @@ class ReusableBuffer:
 
     def empty_like(self, value: Tensor) -> Tensor:
         """Return an uninitialized tensor with the shape, strides, type and device of another."""
-        if value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
+        plain = (
+            type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu"
+        )  # a sharded one looks like the whole
+        if not plain or (self._thread and self._thread != get_ident()):
             return torch.empty_like(value, requires_grad=False)
         asked = value.shape, value.stride(), value.dtype
         if asked != self._asked or not self._is_free():

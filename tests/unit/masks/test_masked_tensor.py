@@ -77,3 +77,14 @@ def test_a_dry_run_leaves_nothing_behind() -> None:
     with FakeTensorMode():
         work.empty_like(torch.zeros(3, 4))
     assert type(work.empty_like(VALUE)) is Tensor
+
+
+def test_a_subclass_gets_memory_of_its_own_kind() -> None:
+    class Labelled(Tensor):
+        """Has the same shape, strides and type as a plain tensor."""
+
+    work = ReusableBuffer()
+    address = work.empty_like(VALUE).data_ptr()
+    other = work.empty_like(VALUE.as_subclass(Labelled))
+    assert type(other) is Labelled
+    assert other.data_ptr() != address
