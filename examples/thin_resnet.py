@@ -31,7 +31,7 @@ def digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(data.images, dtype=torch.float32)[order, None] / 16, torch.tensor(data.target)[order]
 
 
-def main(steps: int = 200) -> None:
+def main(steps: int = 300) -> None:
     """Make the model thin, train it, take the plain one back."""
     torch.manual_seed(0)
     images, labels = digits()
@@ -40,6 +40,7 @@ def main(steps: int = 200) -> None:
     model, report = mrreg.thin(model, p=0.5, k=5, example_inputs=images[:2])
     print(report)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     mrreg.attach(optimizer, model)
     for _ in range(steps):
         batch = torch.randint(500, (50,))  # the first 500 images train, the others test
@@ -47,6 +48,7 @@ def main(steps: int = 200) -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        scheduler.step()
     plain = mrreg.unwrap(model).eval()
     with torch.no_grad():
         right = (plain(images[500:]).argmax(1) == labels[500:]).float().mean()
