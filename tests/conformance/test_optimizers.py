@@ -39,7 +39,7 @@ def test_torch_s_table_has_both() -> None:
 @pytest.mark.parametrize(("kind", "options"), INPUTS)
 def test_all_fast_is_torch_bit_for_bit(kind: Any, options: dict[str, Any]) -> None:
     net, plain = network(), network()
-    optimizer, other = OURS[kind](net.parameters(), **copy.deepcopy(options)), kind(plain.parameters(), **options)
+    optimizer, other = OURS[kind](net.parameters(), k=1, **copy.deepcopy(options)), kind(plain.parameters(), **options)
     train(net, optimizer, range(7))
     train(plain, other, range(7))
     assert same(net, plain)
