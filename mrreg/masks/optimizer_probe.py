@@ -31,7 +31,8 @@ def inner_optimizer(optimizer: Any) -> Optimizer:
     while not any(optimizer is each for each in seen):
         seen.append(optimizer)
         check_engine(WHERE, "optimizer", optimizer)
-        inside = {id(value): value for value in getattr(optimizer, "__dict__", {}).values()}
+        values = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
+        inside = {id(value): value for value in values}
         found = [each for each in inside.values() if isinstance(each, Optimizer) and each is not optimizer]
         if len(found) == 1 and _covers(found[0], optimizer):
             optimizer = found[0]
