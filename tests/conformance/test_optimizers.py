@@ -95,4 +95,4 @@ def test_what_torch_refuses_is_refused(kind: Any, error: Any) -> None:
     assert error.error_on is OptimizerErrorEnum.CONSTRUCTION_ERROR
     expected = ValueError if issubclass(error.error_type, Warning) else error.error_type
     with pytest.raises(expected):
-        OURS[kind](params, **given.kwargs)
+        OURS[kind](params, k=1, **given.kwargs)
