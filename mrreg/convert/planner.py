@@ -200,7 +200,7 @@ def preserves_zero(node: Node) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """Return what functions, methods, in-place methods and classes of one kind are all called."""
+    """Return the common name of functions, methods, in-place methods and classes of one kind."""
     return name.replace("_", "").lower()
 
 

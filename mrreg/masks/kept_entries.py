@@ -111,7 +111,7 @@ class KeptUnits:
         return torch.Size(len(self._kept[dim]) if dim in self._kept else size for dim, size in enumerate(value.shape))
 
     def gather(self, value: Tensor) -> Tensor:
-        """Return what stands for a parameter or buffer in a masked forward."""
+        """Return the tensor that takes the place of a parameter or buffer in a masked forward."""
         return gather(value, self.entries(value), self.scale, self.gradients)
 
 
@@ -152,7 +152,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _is_traced(grad: Tensor) -> bool:
-    """Whether somebody compiles, differentiates or batches the backward pass."""
+    """Tell if the backward pass is being compiled, differentiated or batched."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return True
     return torch._C._functorch.is_legacy_batchedtensor(grad)  # of torch.autograd.grad(is_grads_batched=True)

@@ -1,4 +1,4 @@
-"""Where the masks of an attachment are in their cycles, in words and as numbers for a logger."""
+"""The position of an attachment's masks in their cycles, in words and as numbers for a logger."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Position:
         k: Steps per cycle.
         subsets: What the masks draw.
         entries: Entries of the masked parameters.
-        present: Of these, how many are present in the next training forward.
+        present: Number of these that are present in the next training forward.
     """
 
     optimizer: str

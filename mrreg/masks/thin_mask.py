@@ -46,7 +46,7 @@ class ThinTensor(KeptUnits):
         self.keep(along, value)
 
     def gather(self, value: Tensor) -> Tensor:
-        """What stands for the parameter or buffer in a masked forward.
+        """Return the tensor that takes the place of the parameter or buffer in a masked forward.
 
         The model's inputs come whole, so the columns that read absent ones stay, at zero.
         """
@@ -122,7 +122,7 @@ class ThinMask(CyclicMask):
         return self._places[1]
 
     def attributes(self, model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-        """Where attributes change for a masked forward: in which dictionary, name, value."""
+        """Return the attributes that change for a masked forward: dictionary, name, value."""
         return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
 
     def _root(self) -> nn.Module:

@@ -99,7 +99,7 @@ class ThinLeaf:
 
 
 def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
-    """Whether state has one entry for each of the parameter's."""
+    """Tell if state has one entry for each entry of the parameter."""
     return isinstance(value, Tensor) and value.shape == parameter.shape and name != "step"
 
 

@@ -1,4 +1,4 @@
-"""What a `Multirate` is doing now, as numbers for a logger."""
+"""The position of a `Multirate` in its cycles, as numbers for a logger."""
 
 from collections.abc import Iterable
 

@@ -186,7 +186,7 @@ class Multirate(Optimizer):
 
     @property
     def due(self) -> tuple[bool, ...]:
-        """For each part, True if it gets a gradient at the next step."""
+        """Tell for each part if it gets a gradient at the next step."""
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
 
     def metrics(self) -> dict[str, float]:
@@ -224,7 +224,7 @@ class Multirate(Optimizer):
         self._engine.call_bases("eval", self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
+        """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life.
 
         Args:
             param_group: What torch would add.

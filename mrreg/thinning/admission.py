@@ -1,4 +1,4 @@
-"""Which groups can be left out of a model, alone and all at once, and which attributes change with them."""
+"""Find the groups that can be left out of a model, alone and all at once, and the attributes that change with them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +13,7 @@ from mrreg.thinning.trial import Trial
 
 
 class Admission(NamedTuple):
-    """What came of trying groups.
+    """Outcome of trying groups.
 
     Args:
         groups: Those that can be left out together.

@@ -1,4 +1,4 @@
-"""How many units of each group stay: p, kinds and patterns turned into counts."""
+"""Counts of units that stay in each group, from p, kinds and patterns."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ def owners(group: UnitGroup) -> set[str]:
 
 
 class _Choice:
-    """What `p`, `include` and `exclude` say, checked against the groups there are."""
+    """The arguments `p`, `include` and `exclude`, checked against the groups that were found."""
 
     def __init__(
         self,

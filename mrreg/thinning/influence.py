@@ -1,4 +1,4 @@
-"""Which output channels of earlier operations reach which input channels of a later one."""
+"""Find the output channels of earlier operations that reach each input channel of a later one."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

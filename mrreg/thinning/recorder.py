@@ -45,7 +45,7 @@ class MixingOp:
 
 @dataclass(eq=False)
 class Recording:
-    """What a forward did: its mixing operations in order, its sums, what went in and what came out."""
+    """One recorded forward: its mixing operations in order, its sums, its inputs and its outputs."""
 
     ops: list[MixingOp]
     sums: list[tuple[Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""What `thin` found in a model: group by group what is dropped or why it is not, and what that saves."""
+"""Report of `thin`: the groups of a model, which are dropped and which are refused and why, and the saving."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
