@@ -19,7 +19,7 @@ class ModelParts:
         model: The model.
         fast: The parameters of the fast part.
         trained: The parameters that train.
-        reach: Where the fast part's backward goes.
+        reach: Way of the fast part's backward pass.
         flops: Forward FLOPs of each module without its children.
         modules: The modules by name.
         owners: The part of each module that has parameters, itself or inside.

@@ -227,7 +227,7 @@ class Reach:
 
     Args:
         order: The modules in the order of their calls.
-        nodes: What each module has put into the graph.
+        nodes: Nodes of the graph, by the module that has put them there.
         behind: The nodes between each fast parameter and the loss.
     """
 

@@ -1,4 +1,4 @@
-"""Which masks could stand for each dropout of a model, and which of them go together.
+"""Find the masks that could replace each dropout of a model, and those of them that go together.
 
 The forward with a dropped unit and the forward with that unit's weights at zero are the same, so what stands between
 dropout and layer decides: reshapes and functions with f(0) = 0 let the zero pass, sums and norms do not.
@@ -44,7 +44,7 @@ class MaskSpec:
     p: float
 
 
-Placement = dict[str, MaskSpec]  # the masks, by path, that together stand for one dropout
+Placement = dict[str, MaskSpec]  # the masks, by path, that together replace one dropout
 
 
 @dataclass(eq=False)
@@ -52,11 +52,11 @@ class DropoutSite:
     """One source of dropout and how masks could replace it.
 
     Args:
-        path: Where it is; the key of the report.
-        what: How the report names it.
+        path: Path of the dropout; the key of the report.
+        what: Its name in the report.
         p: Probability of being dropped.
         placements: The masks that could stand for it, the best first.
-        reason: What is in the way of other masks.
+        reason: Obstacle to other masks.
         pair: The layers before and after it, if only dropout and activations are between.
     """
 
@@ -74,7 +74,7 @@ class Planner:
     Args:
         model: The model.
         nodes: The graph of its values.
-        unseen: Why a dropout may be missing from the graph.
+        unseen: Reason for which a dropout may be missing from the graph.
     """
 
     def __init__(self, model: nn.Module, nodes: list[Node], unseen: str) -> None:

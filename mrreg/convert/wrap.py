@@ -140,7 +140,7 @@ class _Search:
     """Finds the modules that names and patterns mean, and says what forbids a mask on them.
 
     Args:
-        model: Where to look.
+        model: Model to search.
         fits: Raises a ValueError if a module has nothing to mask.
     """
 

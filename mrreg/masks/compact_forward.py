@@ -102,7 +102,7 @@ def _inputs(weight: Tensor) -> int:
 
 
 def _channel(weight: Tensor) -> int:
-    """Return the dimension of features that counts units: the last for Linear, that before the spatial ones for Conv."""
+    """Return the dimension of features that counts units: the last for Linear, before the spatial ones for Conv."""
     return -1 if weight.dim() == 2 else 1 - weight.dim()
 
 

@@ -110,7 +110,7 @@ class FrozenEntries:
         self._spare = ReusableBuffer()
 
     def snapshot(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, is_static: bool) -> None:
-        """Before a masked step: remember the slow entries of the parameter and of its state.
+        """Remember, before a masked step, the slow entries of the parameter and of its state.
 
         If entries without gradient and momentum stay where they are (`is_static`), it is cheaper to take the momentum
         away for the step than to undo what it does.
@@ -138,7 +138,7 @@ class FrozenEntries:
         group: Group,
         spare: ReusableBuffer,
     ) -> None:
-        """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
+        """Prepare for a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
 
         If the update is -lr times `source` (see `update_source`), nothing has to be remembered, and `spare`, memory of
         the parameter's size that is free after the step, is enough.
@@ -150,7 +150,7 @@ class FrozenEntries:
             self._saved[""] = self._memory[""].empty_like(here).copy_(here)
 
     def restore(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
-        """After the step: put the slow entries back, or scale what they moved."""
+        """Put the slow entries back after the step, or scale what they moved."""
         if self._boost is not None:
             self._push_slow(parameter, state, bits, self._boost - 1)
             return

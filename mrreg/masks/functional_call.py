@@ -19,7 +19,7 @@ class Override(NamedTuple):
 
     Args:
         tensors: A tensor for each parameter that is replaced, by the parameter's id.
-        changed: What has to be put back after the call: table, key, value.
+        changed: Entries to put back after the call: table, key, value.
         guard: Is told of every replaced parameter that is read.
     """
 
@@ -28,7 +28,7 @@ class Override(NamedTuple):
     guard: CheckpointGuard
 
     def read(self, value: Any) -> Any:
-        """Return what stands for a parameter."""
+        """Return the tensor in the place of a parameter, or the value itself."""
         tensor = self.tensors.get(id(value))
         if tensor is None:
             return value

@@ -22,7 +22,7 @@ class KeptEntries:
     Args:
         like: A tensor of that shape and layout.
         kept: Indices of what is kept along some dimensions, ascending; of the others everything is kept.
-        device: Where the tensors are.
+        device: Device of the tensors.
     """
 
     def __init__(self, like: Tensor, kept: Mapping[int, Tensor], device: torch.device) -> None:
@@ -120,7 +120,7 @@ def gather(value: Tensor, entries: KeptEntries, scale: float, gradients: Reusabl
 
     Args:
         value: The parameter.
-        entries: What is kept of it.
+        entries: The entries of it that are kept.
         scale: Factor of the kept entries.
         gradients: Memory for the gradient of the parameter: to fill fresh pages takes longer than all else here.
     """

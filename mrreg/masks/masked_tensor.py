@@ -142,7 +142,7 @@ class _Masked(torch.autograd.Function):
         ctx.buffers.backward_ran = True
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
             found = select(grad, ctx.bits) * ctx.scale
-        elif torch.is_grad_enabled():  # somebody differentiates the gradient
+        elif torch.is_grad_enabled():  # the gradient is differentiated again
             found = masked(grad, ctx.bits, ctx.scale, MaskBuffers())
         elif ctx.grad_is_exclusive:
             found = masked_in_place(grad, ctx.bits, ctx.scale)

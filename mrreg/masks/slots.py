@@ -33,7 +33,7 @@ class UnitGroup:
 
     Args:
         name: Path of the module that owns the first producer (for "inputs": consumer), unique in the model.
-        kind: What the units are.
+        kind: Kind of the units.
         units: Number of units.
         kept: Number of units that are present on a masked step.
         slots: Every place where entries of a unit lie.

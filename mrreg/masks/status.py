@@ -20,7 +20,7 @@ class Position:
         optimizer: Class of the optimizer.
         clock: Steps that it has completed.
         k: Steps per cycle.
-        subsets: What the masks draw.
+        subsets: Draws of the masks.
         entries: Entries of the masked parameters.
         present: Number of these that are present in the next training forward.
     """
@@ -86,7 +86,7 @@ def _position(optimizer: Any, k: int, masks: list[tuple[CyclicMask, int]], names
 
 
 def describe(found: Iterable[Position]) -> str:
-    """Return what `print` shows of an attachment."""
+    """Return the text that `print` shows for an attachment."""
     lines = [line for each in found for line in each.lines()]
     return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (drives nothing)"
 

@@ -33,7 +33,7 @@ class ThinTensor(KeptUnits):
         self.name, self.cuts = name, cuts
 
     def of(self, model: nn.Module) -> Tensor:
-        """Return what stands under the name in a model."""
+        """Return the parameter or buffer of this name in a model."""
         path, _, leaf = self.name.rpartition(".")
         module: Any = model.get_submodule(path)
         found: Tensor = (module._parameters if leaf in module._parameters else module._buffers)[leaf]

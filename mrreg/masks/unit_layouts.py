@@ -17,9 +17,9 @@ class UnitLayout:
     """Units of a layer in one parameter, and how one bit per unit spreads over it.
 
     Args:
-        units: How many units there are.
+        units: Number of units.
         dim: The dimension of the parameter that counts units.
-        repeats: How often the units follow one another along `dim` (the gates of an LSTM).
+        repeats: Number of times that the units follow one another along `dim` (the gates of an LSTM).
         groups: Blocks of rows that see their own share of the units (grouped convolutions; then `dim` is 1).
     """
 

@@ -51,7 +51,7 @@ class Multirate(Optimizer):
         parts: Pairs (optimizer, period). One period must be 1, and each must divide the next larger one. None as the
             period: every parameter group of that optimizer brings its own "period".
         drift: True: parts keep moving between their gradients. False: they move once per gradient.
-        gradient: What a part takes as its gradient: "sync", the one of its own step; "mean" or "sum", that of all its
+        gradient: Gradient that a part takes: "sync", the one of its own step; "mean" or "sum", that of all its
             gradients since its last update. One word, or one per part. The last two need a gradient at every step, so
             they save no time, and hold one more tensor per parameter of period above 1.
         phase: The step of a part's first gradient: it is due at t with t mod K == phase mod K. One number, or one per
@@ -227,7 +227,7 @@ class Multirate(Optimizer):
         """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life.
 
         Args:
-            param_group: What torch would add.
+            param_group: Group that torch would add.
         """
         if "_engine" in self.__dict__:
             problem = "the parts are fixed at construction"

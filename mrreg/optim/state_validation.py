@@ -49,7 +49,7 @@ def complete_loaded_state(state: dict[str, Any], current: list[Group]) -> None:
 
 
 def _missing_options(current: Group, saved: Group) -> Group:
-    """Return what a saved group may lack: it is of a base optimizer, or older than an option."""
+    """Return options, with values, that a saved group may lack: it is of a base optimizer, or older than an option."""
     fixed = {key: current[key] for key in FIXED_OPTIONS}
     if "clock" in saved:  # "lr" was divided by the period before it was saved
         fixed["slow_lr"] = "coupled"

@@ -18,8 +18,8 @@ class Admission(NamedTuple):
     Args:
         groups: Those that can be left out together.
         overrides: The attributes that change with each of them, by the group's name.
-        reasons: Why the others cannot, by name.
-        trial: What they were tried in.
+        reasons: Obstacles of the others, by name.
+        trial: The trial that they went through.
     """
 
     groups: list[UnitGroup]

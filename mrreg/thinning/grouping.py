@@ -28,7 +28,7 @@ def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[
 
     Args:
         twin: A float64 copy with random weights.
-        inputs: What its forward takes; afterwards they belong to the graph of that forward.
+        inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
         tick: Is told what is looked at.
     """
     tick("following a forward")

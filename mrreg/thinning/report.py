@@ -20,11 +20,11 @@ class ThinEntry:
 
     Args:
         kind: "hidden", "heads", "channels", "inputs" or "stream"; "none" where the channels form no group.
-        units: How many there are.
-        kept: How many are present on a masked step; all of them where none is dropped.
+        units: Number of units.
+        kept: Number of units present on a masked step; all of them where none is dropped.
         slots: The places in parameters and buffers where entries of the units lie.
         admitted: True if units are dropped.
-        reason: Why not, if none is.
+        reason: Obstacle, if none is dropped.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class ThinReport(Mapping[str, ThinEntry]):
     """Entries by the names of groups, and what a masked step computes.
 
     Args:
-        entries: What was found, by name.
+        entries: Groups and refused channels, by name.
         overrides: Integer attributes of modules that change on masked steps.
         k: Steps per cycle.
         flops: FLOPs of a masked and of a plain step, forward and backward.
@@ -98,7 +98,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         """Write the report to a file, for `ThinReport.load`.
 
         Args:
-            path: Where to.
+            path: File to write.
         """
         entries = {name: {**vars(entry), "slots": list(map(_slot_state, entry.slots))} for name, entry in self.items()}
         state = {
@@ -115,7 +115,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         """Read a report that `save` wrote, without running code from the file.
 
         Args:
-            path: Where from.
+            path: File to read.
         """
         state: dict[str, Any] = torch.load(path, weights_only=True)
         entries = {

@@ -22,7 +22,7 @@ class Trial:
 
     Args:
         twin: A double copy. Its parameters change; `randomize` gives it new ones.
-        inputs: What its forward takes.
+        inputs: Arguments of its forward.
         groups: All that may be thin, with the numbers of units that are kept.
     """
 
