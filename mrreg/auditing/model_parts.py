@@ -94,7 +94,7 @@ class ModelParts:
         }
 
     def _nodes(self, name: str) -> set[Any]:
-        """Return what a module put into the graph; of one used without a call, what the module around it did."""
+        """Return the graph nodes of a module; of one that is used without a call, those of the module around it."""
         while name and name not in self.reach.nodes:
             name = name.rpartition(".")[0]
         return self.reach.nodes.get(name, set())

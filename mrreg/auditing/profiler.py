@@ -1,4 +1,4 @@
-"""Measure what forward and backward passes of a model cost, and leave the model as it was."""
+"""Measure the cost of forward and backward passes of a model, and leave the model as it was."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Set

@@ -1,4 +1,4 @@
-"""Tell before training what multirate training would save."""
+"""Estimate before training the saving of multirate training."""
 
 from collections.abc import Callable, Mapping, Set
 from typing import Any

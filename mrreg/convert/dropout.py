@@ -190,7 +190,7 @@ def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
 
 
 def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
-    """Yield what looks like a dropout rate in modules whose forward is not torch's and was not followed."""
+    """Yield likely dropout rates in modules whose forward is not torch's and was not followed."""
     for path, module in model.named_modules():
         if has_stock_forward(module) or isinstance(module, DROPOUTS):
             continue

@@ -138,7 +138,7 @@ class Planner:
     def _placement(
         self, structure: Structure, uses: set[Node], others: set[str], p: float, known: set[Node], calls: list[Node]
     ) -> Placement | str:
-        """Return the masks on the layers on one side of a dropout's call, or what forbids them."""
+        """Return the masks on the layers on one side of a dropout's call, or the obstacle to them."""
         if others or not uses:
             return ", ".join(sorted(others)) or NOWHERE
         placement: Placement = {}
@@ -156,7 +156,7 @@ class Planner:
         return placement
 
     def _problem(self, path: str, structure: Structure, parameters: tuple[str, ...]) -> str:
-        """Return what forbids a mask on these parameters of a layer, or nothing."""
+        """Return the obstacle to a mask on these parameters of a layer, or nothing."""
         layer = self.modules[path]
         if is_fixed(path):
             return "cannot be replaced in place (put it into an nn.Sequential)"
@@ -226,7 +226,7 @@ def consumers(call: Node) -> tuple[set[Node], set[str]]:
 
 
 def producers(node: Node) -> tuple[set[Node], set[str]]:
-    """Return the use of a layer that alone makes a dropout's input, or the names of what makes it instead."""
+    """Return the use of a layer that alone makes a dropout's input, or the names of the calls that make it instead."""
     sources = [source for source in dict.fromkeys(node.sources) if source]
     if len(sources) > 1 and _plain_name(node.name) != "mul":
         return set(), {node.name}

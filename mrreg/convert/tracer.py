@@ -141,7 +141,7 @@ def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run what is compiled eagerly, without importing the compiler for it."""
+    """Run compiled modules eagerly, without importing the compiler for it."""
     compiling = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiling else nullcontext():  # takes effect when it is made
         yield

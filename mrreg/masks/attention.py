@@ -28,7 +28,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what the module's own forward returns, to rounding, with as many heads as its weights have.
+    """Compute the result of the module's own forward, to rounding, with as many heads as its weights have.
 
     torch's forward takes the width of a head to be the embedding's over `num_heads`, so it cannot run with some heads
     left out. Arguments and results are those of `torch.nn.MultiheadAttention`.

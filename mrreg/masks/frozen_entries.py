@@ -28,7 +28,7 @@ GRADIENT = "grad"
 
 
 def update_source(optimizer: torch.optim.Optimizer, group: Group) -> str:
-    """Return what an update is -lr times, to the bit: GRADIENT or the name of a state buffer; "" if it is neither."""
+    """Name the factor of -lr in an update, exact to the bit: GRADIENT or a state buffer; "" if it is neither."""
     if type(optimizer) is not torch.optim.SGD or group.get("maximize") or group.get("fused"):
         return ""
     if group.get("momentum"):
@@ -65,7 +65,7 @@ class MaskedGradient(NamedTuple):
             self.parameter.grad = self.gradient
 
     def write_back(self) -> bool:
-        """Copy what the copy has into the gradient; False if that cannot be written to."""
+        """Write the values of the copy into the gradient; False if that cannot be written to."""
         try:
             with torch.no_grad():
                 self.gradient.copy_(self.copy)
@@ -105,7 +105,7 @@ class FrozenEntries:
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
         self._zeroed: list[tuple[str, Tensor, Tensor]] | None = None  # state that is zero at slow entries, and those
-        self._source = ""  # what a joint step moves along, if that is all it does
+        self._source = ""  # name of the buffer that a joint step moves along
         self._group: Group = {}  # with the lr of that step
         self._spare = ReusableBuffer()
 

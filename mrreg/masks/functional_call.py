@@ -83,7 +83,7 @@ class ThreadLocalParameters(MutableMapping[str, Any]):
 def functional_call(
     tensors: Mapping[str, Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Return what `torch.func.functional_call` does; parameters tied to a named one are replaced with it.
+    """Call as `torch.func.functional_call` does; parameters tied to a named one are replaced with it.
 
     torch's function lists all parameters and buffers by name before every call, which takes longer than masking the
     weights of a small Transformer layer. It also leaves the tensors where other threads, signal handlers and hooks that
@@ -171,7 +171,7 @@ def _set(thread: int, override: Override | None) -> None:
 
 @contextmanager
 def true_parameters() -> Iterator[None]:
-    """Within, modules show their parameters, also to a hook or a signal handler that interrupts a call."""
+    """Let modules show their parameters inside a `with` block, also to a hook or signal handler that interrupts a call."""
     thread = get_ident()
     override = _overrides.pop(thread, None)
     try:

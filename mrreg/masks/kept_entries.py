@@ -84,7 +84,7 @@ class KeptUnits:
         self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
 
     def keep(self, kept: Mapping[int, Tensor], value: Tensor) -> None:
-        """Take over what is kept from now on: ascending indices along each dimension of which something is dropped."""
+        """Set the kept positions from now on: ascending indices along each dimension of which something is dropped."""
         self._kept, self._entries = kept, {}
         whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
         self._traced = KeptEntries(whole, kept, value.device)  # graphs have the indices as inputs

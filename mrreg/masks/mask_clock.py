@@ -55,7 +55,7 @@ def write_clock(groups: Iterable[dict[str, Any]], clock: int, seed: int, ks: Seq
 
 
 def clear_clock(groups: Iterable[dict[str, Any]]) -> None:
-    """Remove what `write_clock` set."""
+    """Remove the entries that `write_clock` set."""
     for group in groups:
         for key in KEYS:
             group.pop(key, None)

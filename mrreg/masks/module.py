@@ -175,7 +175,7 @@ class MultirateMask(Wrapper, CyclicMask):
         """Return the factor of kept entries on masked steps."""
         return 1 / (1 - self._drawn_p) if self.rescale and target.rescaled and self._drawn_p < 1 else 1.0
 
-    # what `attach` drives
+    # state that `attach` drives
 
     def _detach(self) -> None:
         """Become dense, with nothing left of the masked weights."""

@@ -1,4 +1,4 @@
-"""Checks of what a mask is built from."""
+"""Checks of the arguments that a mask is built from."""
 
 from collections.abc import Callable
 from typing import Any

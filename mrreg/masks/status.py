@@ -50,7 +50,7 @@ class Position:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield what `print` shows."""
+        """Yield the lines that `print` shows."""
         cycle, phase = divmod(self.clock, self.k)
         wait = self.k - 1 - phase
         joint = "next" if wait == 0 else f"after {wait} more"

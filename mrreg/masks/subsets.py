@@ -76,7 +76,7 @@ def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
 
 
 def entries_of(mask: CyclicMask) -> tuple[int, float]:
-    """Return how many entries the masked parameters have, and how many are present on a masked step."""
+    """Return the number of entries of the masked parameters, and of those present on a masked step."""
     total, present = 0, 0.0
     for name, value in mask._masked_parameters():
         total, present = total + value.numel(), present + value.numel() * _share(mask, name)

@@ -177,7 +177,7 @@ def thin_mask(model: nn.Module) -> ThinMask | None:
 
 
 def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTensor]:
-    """Collect what the groups that lose units have in each parameter and buffer."""
+    """Collect the slots of groups that lose units, for each parameter and buffer."""
     cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
     scales: dict[str, float] = {}
     for group in groups:

@@ -38,7 +38,7 @@ class UnitLayout:
 
 
 def find_layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> UnitLayout | None:
-    """Return how a parameter of a layer counts its "input" or "output" units; None if no one dimension does."""
+    """Return the layout of "input" or "output" units in a parameter of a layer; None if no one dimension has them."""
     if (declared := registered_layout(layer)) is not None:
         dims = declared.get(leaf, ())
         return UnitLayout(value.shape[dims.index(structure)], dims.index(structure)) if structure in dims else None

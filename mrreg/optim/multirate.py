@@ -143,7 +143,7 @@ class Multirate(Optimizer):
         self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
 
     def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
-        """Set up what is not saved."""
+        """Set up the attributes that are not saved."""
         steppers = [Stepper(base, self.state, self._drift) for base in bases]
         self._engine = Engine(type(self).__name__, steppers, self.param_groups, switch)
         self._grad_control = GradControl(self, switch, self.param_groups, model)

@@ -272,7 +272,7 @@ def _is_named(item: object) -> bool:
 
 
 def _label(parameter: Tensor, names: Names) -> str:
-    """Return what a message calls a parameter."""
+    """Return the name of a parameter in a message."""
     return next(iter(names[parameter]), None) or str(_shown(parameter))
 
 

@@ -81,7 +81,7 @@ def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: 
 
 
 def check_form(where: str, saved: Any) -> None:
-    """Refuse what does not look like a saved state."""
+    """Refuse an object that does not look like a saved state."""
     if not isinstance(saved, dict):
         rule = "the state_dict() of an optimizer"
         raise invalid_argument(TypeError, where, "state_dict", rule, type(saved).__name__)

@@ -11,7 +11,7 @@ from mrreg.thinning.double_copy import WHERE
 
 KINDS: tuple[str, ...] = get_args(Kind)
 INNER = ("hidden", "heads", "channels")  # dropped by a plain number
-MULTIPLE = 8  # of channels: what convolutions are fast with
+MULTIPLE = 8  # of channels: with it convolutions are fast
 SPARE = 1.5  # most channels that go for that multiple, over what p asks for
 
 

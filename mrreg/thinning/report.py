@@ -36,7 +36,7 @@ class ThinEntry:
 
 
 class ThinReport(Mapping[str, ThinEntry]):
-    """Entries by the names of groups, and what a masked step computes.
+    """Entries by the names of groups, and the FLOPs that a masked step computes.
 
     Args:
         entries: Groups and refused channels, by name.
@@ -87,7 +87,7 @@ class ThinReport(Mapping[str, ThinEntry]):
 
     @property
     def groups(self) -> list[UnitGroup]:
-        """The groups of which units are dropped."""
+        """Groups that lose units."""
         return [UnitGroup(n, e.kind, e.units, e.kept, e.slots) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
 
     def with_k(self, k: int) -> "ThinReport":
@@ -135,7 +135,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         return "\n".join([*lines, self.summary()])
 
     def summary(self) -> str:
-        """One sentence about what is computed, and where little is saved, another about why."""
+        """One sentence about the FLOPs that are computed; where little is saved, another about the reason."""
         dropped = sum(entry.admitted for entry in self.values())
         text = (
             f"{dropped} of {len(self)} groups lose units: a masked step computes {self.masked_share:.0%} of a plain "
