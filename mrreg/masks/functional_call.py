@@ -171,7 +171,7 @@ def _set(thread: int, override: Override | None) -> None:
 
 @contextmanager
 def true_parameters() -> Iterator[None]:
-    """Let modules show their parameters inside a `with` block, also to a hook or signal handler that interrupts a call."""
+    """Let modules show their parameters in a `with` block, also to hooks and signal handlers that interrupt a call."""
     thread = get_ident()
     override = _overrides.pop(thread, None)
     try:
