@@ -57,7 +57,7 @@ def thin(
 
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
-    """Print what is wrong with the arguments in one line, and end."""
+    """Report an error in the arguments in one line, and exit."""
     try:
         yield
     except (ValueError, TypeError, RuntimeError) as error:
@@ -67,7 +67,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def _load(argument: str, path: str) -> Any:
-    """Import what `module:name` names."""
+    """Import the object that `module:name` names."""
     module, _, name = path.partition(":")
     if not module or not name:
         raise invalid_argument(ValueError, "mrreg", argument, "module:factory", path)

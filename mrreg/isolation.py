@@ -69,7 +69,7 @@ def copied_state(where: str, model: nn.Module) -> Iterator[None]:
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
-    """Return what a copy of a module would get; hooks are left out: they may write down what they see."""
+    """Return the attributes that a copy of a module would get, without hooks: they may record what they see."""
     own = module.__dict__
     getstate = getattr(type(module), "__getstate__", None)  # Python 3.10 has none on `object`
     try:
@@ -105,7 +105,7 @@ def set_extreme_generators(largest: bool) -> None:
 
 
 def generators_moved() -> list[str]:
-    """Return which of these generators have been used since."""
+    """Return those of these generators that have been used since."""
     numpy = sys.modules.get("numpy")
     moved = ["random"] if random.getstate()[1][-1] else []
     return moved + (["numpy.random"] if numpy and numpy.random.get_state()[2] else [])

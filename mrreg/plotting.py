@@ -26,10 +26,10 @@ def plot(
 
     Args:
         model: A model with masks, or a thin one.
-        cycles: How many cycles to draw, at least 1.
+        cycles: Number of cycles to draw, at least 1.
         first_cycle: The first of them, at least 0.
         seed: That of `attach`; None: the one that drives the masks now, or 0.
-        ax: Where to draw; None: a new figure.
+        ax: Axes to draw in; None: a new figure.
 
     Returns:
         The axes, with steps from left to right; dark means present.

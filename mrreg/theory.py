@@ -26,8 +26,8 @@ def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
         2 k L / ((k + 1) L + (k - 1) l)
 
     Args:
-        layers: How many layers there are, above 0. Paper: L.
-        fast_layers: How many of them, counted from the loss, are fast; between 0 and `layers`. Paper: l.
+        layers: Number of layers, above 0. Paper: L.
+        fast_layers: Number of fast layers, counted from the loss; between 0 and `layers`. Paper: l.
         k: Steps per gradient of the slow layers, at least 1. Paper: k.
 
     Returns:
@@ -173,7 +173,7 @@ def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> flo
 
 
 def _common(where: str, *, steps: int, **sizes: float) -> tuple[float, float]:
-    """Check what both bounds are given, and return gap / (h T) and h L M."""
+    """Check the arguments of both bounds, and return gap / (h T) and h L M."""
     above, least = "finite and above 0", "finite and at least 0"
     gap = check_number(where, "gap", sizes["gap"], least, lambda x: 0 <= x < math.inf)
     lr = check_number(where, "lr", sizes["lr"], above, lambda x: 0 < x < math.inf)

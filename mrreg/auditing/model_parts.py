@@ -19,7 +19,7 @@ class ModelParts:
         model: The model.
         fast: The parameters of the fast part.
         trained: The parameters that train.
-        reach: Where the fast part's backward goes.
+        reach: Way of the fast part's backward pass.
         flops: Forward FLOPs of each module without its children.
         modules: The modules by name.
         owners: The part of each module that has parameters, itself or inside.
@@ -94,7 +94,7 @@ class ModelParts:
         }
 
     def _nodes(self, name: str) -> set[Any]:
-        """Return what a module put into the graph; of one used without a call, what the module around it did."""
+        """Return the graph nodes of a module; of one that is used without a call, those of the module around it."""
         while name and name not in self.reach.nodes:
             name = name.rpartition(".")[0]
         return self.reach.nodes.get(name, set())

@@ -1,4 +1,4 @@
-"""Measure what forward and backward passes of a model cost, and leave the model as it was."""
+"""Measure the cost of forward and backward passes of a model, and leave the model as it was."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
@@ -227,7 +227,7 @@ class Reach:
 
     Args:
         order: The modules in the order of their calls.
-        nodes: What each module has put into the graph.
+        nodes: Nodes of the graph, by the module that has put them there.
         behind: The nodes between each fast parameter and the loss.
     """
 

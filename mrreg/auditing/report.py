@@ -13,7 +13,7 @@ ALWAYS = (
     "With SGD the coupled lr (the default) must be below about 1/k of the largest lr that is stable for the slow part.",
 )
 FREEZING = "Freezing the slow part costs less still: compare with it at equal seconds."
-BY_KIND = {  # what the benchmarks of this library have shown
+BY_KIND = {  # findings of the benchmarks of this library
     "text": (
         "Fine-tuning a text encoder with AdamW for a short time, half of the layers fast and the embeddings frozen "
         "beat full fine-tuning at equal seconds; the classifier alone fast lost to it (benchmark text-seconds).",
@@ -29,7 +29,7 @@ BY_KIND = {  # what the benchmarks of this library have shown
 
 
 def advice(report: Mapping[str, Any]) -> list[str]:
-    """Return what to do, from the numbers of one audit and from what the benchmarks have shown for such models."""
+    """Return advice, from the numbers of one audit and the findings of the benchmarks for such models."""
     return [*_findings(report), *ALWAYS, *BY_KIND[report["kind"]]]
 
 
@@ -40,7 +40,7 @@ def is_advised_against(candidate: Mapping[str, Any], kind: str) -> bool:
 
 
 def _findings(report: Mapping[str, Any]) -> Iterable[str]:
-    """Yield what this model's numbers say."""
+    """Yield the findings in this model's numbers."""
     for each in report["forced_by"][:3] if report["reached_share"] >= LARGE_SHARE else ():
         name, *tied = each["names"]
         also = f" (tied to {quoted(tied)})" if tied else ""

@@ -1,4 +1,4 @@
-"""Tell before training what multirate training would save."""
+"""Estimate before training the saving of multirate training."""
 
 from collections.abc import Callable, Mapping, Set
 from typing import Any
@@ -65,7 +65,7 @@ def audit(
 
     Args:
         model: The model on the device where it will be trained.
-        fast: What would train at every step, in the forms of `split`: names, glob patterns, modules, parameters, a
+        fast: Parameters to train at every step, in the forms of `split`: names, glob patterns, modules, parameters, a
             predicate, or a list of these. Paper: theta_F.
         example_inputs: One batch as in training: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         loss_fn: Turns the model's output into one number. None: the output's `loss` where there is one, else the mean

@@ -50,7 +50,7 @@ def swap_dropout(
     Args:
         model: A model with dropout. Modules replaced by masks become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: What the model is called with: a tensor, a tuple of positions or a mapping of keywords.
+        example_inputs: Arguments of the model: a tensor, a tuple of positions or a mapping of keywords.
             Training forwards, in which no layer is skipped at random, follow the values through the model and see that
             the masks are reached. They run without gradients and hooks, on a copy of everything but the parameters,
             and leave random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
@@ -137,7 +137,7 @@ def _leave_unreached(
 
 
 def _outcome(site: DropoutSite, placement: Placement) -> Swap:
-    """Return what is said of a dropout for which a placement was chosen, or none."""
+    """Return the report entry of a dropout, with the placement that was chosen or none."""
     masks = {path: str(mask.structure) for path, mask in placement.items()}
     reason = site.reason
     if "hidden" in masks.values():
@@ -152,7 +152,7 @@ def _outcome(site: DropoutSite, placement: Placement) -> Swap:
 def _random_calls(
     trace: Trace, planner: Planner, chosen: dict[DropoutSite, Placement], k: int
 ) -> Iterator[tuple[str, Swap]]:
-    """Yield what is said of random numbers that a forward draws itself: nothing stands for them."""
+    """Yield report entries for random numbers that a forward draws itself: no mask replaces them."""
     sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
         owner = type(planner.modules[call.place]).__name__
@@ -190,7 +190,7 @@ def _by_hand(site: DropoutSite, placement: Placement, k: int) -> str:
 
 
 def _untraced(model: nn.Module) -> Iterator[tuple[str, Swap]]:
-    """Yield what looks like a dropout rate in modules whose forward is not torch's and was not followed."""
+    """Yield likely dropout rates in modules whose forward is not torch's and was not followed."""
     for path, module in model.named_modules():
         if has_stock_forward(module) or isinstance(module, DROPOUTS):
             continue

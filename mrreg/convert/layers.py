@@ -20,7 +20,7 @@ Kind = Literal["layer", "dropout", "call"]
 
 
 def role(module: nn.Module) -> Kind:
-    """Return what a module is in the graph."""
+    """Return the role of a module in the graph."""
     if isinstance(module, DROPOUTS):
         return "dropout"
     known = isinstance(module, LAYERS) and has_stock_forward(module)
@@ -28,7 +28,7 @@ def role(module: nn.Module) -> Kind:
 
 
 def arity(module: nn.Module) -> int:
-    """Return how many of a layer's inputs are values it weighs: query, key and value, the two of Bilinear, or one."""
+    """Return the number of a layer's inputs that it weighs: query, key and value, the two of Bilinear, or one."""
     return {nn.MultiheadAttention: 3, nn.Bilinear: 2}.get(type(module), 1)
 
 
@@ -44,7 +44,7 @@ def input_parameters(layer: nn.Module) -> tuple[str, ...]:
 
 
 def later_input_parameters(layer: nn.RNNBase) -> tuple[str, ...]:
-    """Return the parameters that take what one layer of a recurrent module hands to the next."""
+    """Return the parameters of a recurrent module that read the output of the layer before."""
     first = input_parameters(layer)
     return tuple(name for name in layer._parameters if name.startswith("weight_ih") and name not in first)
 

@@ -1,4 +1,4 @@
-"""Which masks could stand for each dropout of a model, and which of them go together.
+"""Find the masks that could replace each dropout of a model, and those of them that go together.
 
 The forward with a dropped unit and the forward with that unit's weights at zero are the same, so what stands between
 dropout and layer decides: reshapes and functions with f(0) = 0 let the zero pass, sums and norms do not.
@@ -44,7 +44,7 @@ class MaskSpec:
     p: float
 
 
-Placement = dict[str, MaskSpec]  # the masks, by path, that together stand for one dropout
+Placement = dict[str, MaskSpec]  # the masks, by path, that together replace one dropout
 
 
 @dataclass(eq=False)
@@ -52,11 +52,11 @@ class DropoutSite:
     """One source of dropout and how masks could replace it.
 
     Args:
-        path: Where it is; the key of the report.
-        what: How the report names it.
+        path: Path of the dropout; the key of the report.
+        what: Its name in the report.
         p: Probability of being dropped.
         placements: The masks that could stand for it, the best first.
-        reason: What is in the way of other masks.
+        reason: Obstacle to other masks.
         pair: The layers before and after it, if only dropout and activations are between.
     """
 
@@ -74,7 +74,7 @@ class Planner:
     Args:
         model: The model.
         nodes: The graph of its values.
-        unseen: Why a dropout may be missing from the graph.
+        unseen: Reason for which a dropout may be missing from the graph.
     """
 
     def __init__(self, model: nn.Module, nodes: list[Node], unseen: str) -> None:
@@ -138,7 +138,7 @@ class Planner:
     def _placement(
         self, structure: Structure, uses: set[Node], others: set[str], p: float, known: set[Node], calls: list[Node]
     ) -> Placement | str:
-        """Return the masks on the layers on one side of a dropout's call, or what forbids them."""
+        """Return the masks on the layers on one side of a dropout's call, or the obstacle to them."""
         if others or not uses:
             return ", ".join(sorted(others)) or NOWHERE
         placement: Placement = {}
@@ -156,7 +156,7 @@ class Planner:
         return placement
 
     def _problem(self, path: str, structure: Structure, parameters: tuple[str, ...]) -> str:
-        """Return what forbids a mask on these parameters of a layer, or nothing."""
+        """Return the obstacle to a mask on these parameters of a layer, or nothing."""
         layer = self.modules[path]
         if is_fixed(path):
             return "cannot be replaced in place (put it into an nn.Sequential)"
@@ -200,7 +200,7 @@ def preserves_zero(node: Node) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """Return what functions, methods, in-place methods and classes of one kind are all called."""
+    """Return the common name of functions, methods, in-place methods and classes of one kind."""
     return name.replace("_", "").lower()
 
 
@@ -226,7 +226,7 @@ def consumers(call: Node) -> tuple[set[Node], set[str]]:
 
 
 def producers(node: Node) -> tuple[set[Node], set[str]]:
-    """Return the use of a layer that alone makes a dropout's input, or the names of what makes it instead."""
+    """Return the use of a layer that alone makes a dropout's input, or the names of the calls that make it instead."""
     sources = [source for source in dict.fromkeys(node.sources) if source]
     if len(sources) > 1 and _plain_name(node.name) != "mul":
         return set(), {node.name}

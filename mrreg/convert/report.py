@@ -17,7 +17,7 @@ class Swap:
     Args:
         what: The dropout.
         masks: The structure of the mask at each path that stands for it; empty where it was left.
-        reason: Why so.
+        reason: Reason for the outcome.
     """
 
     what: str
@@ -26,7 +26,7 @@ class Swap:
 
     @property
     def replaced(self) -> bool:
-        """True if masks stand for it now."""
+        """True if masks have replaced it."""
         return bool(self.masks)
 
     def __str__(self) -> str:

@@ -141,7 +141,7 @@ def _isolated(where: str, model: nn.Module, largest: bool) -> Iterator[None]:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Run what is compiled eagerly, without importing the compiler for it."""
+    """Run compiled modules eagerly, without importing the compiler for it."""
     compiling = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiling else nullcontext():  # takes effect when it is made
         yield
@@ -176,7 +176,7 @@ class ForwardTracer(TorchFunctionMode):
         self._open: list[tuple[str, nn.Module]] = []  # the modules being run
         self._within: list[list[Node | None]] = []  # what fed the layers being run; inside them nothing is noted
         for path, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):  # nobody can look into one
+            if not isinstance(module, torch.jit.ScriptModule):  # its inside cannot be seen
                 self._hook(path, module)
 
     def _hook(self, path: str, module: nn.Module) -> None:

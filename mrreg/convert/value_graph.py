@@ -32,10 +32,10 @@ class Node:
 
     Args:
         name: Path of the layer or dropout; for a functional dropout the name of its site; else what is called.
-        kind: What it is.
-        sources: What makes its inputs; None for a value that nothing watched has made, such as the model's input.
+        kind: Kind of the node.
+        sources: Nodes that make its inputs; None for a value that nothing watched has made, such as the model's input.
         place: Path of the module that made the call.
-        users: What takes its output.
+        users: Nodes that take its output.
     """
 
     name: str

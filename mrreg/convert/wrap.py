@@ -118,7 +118,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_model(where: str, model: object) -> None:
-    """Refuse what masks cannot be put into: scripted modules, and parameters that have no shape yet."""
+    """Refuse modules that masks cannot be put into: scripted modules, and parameters that have no shape yet."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
     check_materialized(where, "model", model)
@@ -140,7 +140,7 @@ class _Search:
     """Finds the modules that names and patterns mean, and says what forbids a mask on them.
 
     Args:
-        model: Where to look.
+        model: Model to search.
         fits: Raises a ValueError if a module has nothing to mask.
     """
 

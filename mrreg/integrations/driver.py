@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers share: one attachment, renewed where a trainer makes new optimizers."""
+"""Common base of the callbacks: one attachment, renewed where a trainer makes new optimizers."""
 
 from collections.abc import Iterable
 

@@ -28,7 +28,7 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what the module's own forward returns, to rounding, with as many heads as its weights have.
+    """Compute the result of the module's own forward, to rounding, with as many heads as its weights have.
 
     torch's forward takes the width of a head to be the embedding's over `num_heads`, so it cannot run with some heads
     left out. Arguments and results are those of `torch.nn.MultiheadAttention`.
@@ -61,7 +61,7 @@ def attend(
 
 
 def _project(module: nn.MultiheadAttention, streams: list[Tensor]) -> list[Tensor]:
-    """Queries, keys and values, (batch, length, heads times head_dim)."""
+    """Return queries, keys and values, (batch, length, heads times head_dim)."""
     weights: list[Any] = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
     if module._qkv_same_embed_dim:
         weights = list(module.in_proj_weight.chunk(3))
@@ -70,7 +70,7 @@ def _project(module: nn.MultiheadAttention, streams: list[Tensor]) -> list[Tenso
 
 
 def _with_added(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Keys and values with what `add_bias_kv` and `add_zero_attn` put at their end, and how many those are."""
+    """Append the keys and values of `add_bias_kv` and `add_zero_attn`; return them and the number that was added."""
     added = 0
     if module.bias_k is not None and module.bias_v is not None:
         ends = (_split(bias, module.head_dim).expand(len(k), -1, -1, -1) for bias in (module.bias_k, module.bias_v))
@@ -83,12 +83,12 @@ def _with_added(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Te
 
 
 def _split(x: Tensor, head_dim: int) -> Tensor:
-    """(batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
+    """Reshape (batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
     return x.view(*x.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, added: int) -> Tensor | None:
-    """Both masks as one that is added to the scores, with nothing masked in the `added` keys at the end."""
+    """Return both masks as one that is added to the scores, with nothing masked in the `added` keys at the end."""
     batch, heads = q.shape[:2]
     masks = []
     if attn_mask is not None:  # (length, keys) or (batch * heads, length, keys)

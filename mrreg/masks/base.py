@@ -20,7 +20,7 @@ class MoveReport:
 
     Args:
         tolerated: Moves between two steps that are no fault: one where a wrapper may climb before it steps.
-        given: Whether the warning has been given.
+        given: True once the warning has been given.
     """
 
     tolerated: int = 0
@@ -67,7 +67,7 @@ class CyclicMask:
         raise NotImplementedError
 
     def _forget_versions(self) -> None:
-        """Note that parameters were written to by somebody who may."""
+        """Note that parameters were written to legitimately."""
 
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps."""

@@ -53,7 +53,7 @@ class CheckpointGuard:
 
 
 def _recording() -> object:
-    """Return what tells one non-reentrant checkpoint that is being recorded from another, or nothing."""
+    """Return a mark that differs from one non-reentrant checkpoint that is being recorded to the next, or nothing."""
     if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # before torch 2.8: who is calling
         frames = (frame for frame, _ in traceback.walk_stack(None))
         return sum(frame.f_code.co_filename == checkpoint.__file__ for frame in frames)

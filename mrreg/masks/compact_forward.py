@@ -21,11 +21,11 @@ from mrreg.masks.kept_entries import KeptUnits
 from mrreg.masks.masked_tensor import Masking, ReusableBuffer, masked
 from mrreg.module_utils import has_global_hooks, is_stock, parameter
 
-# Compact steps run from so many saved multiply-adds per gathered entry of a weight on. CPU: measured; elsewhere the
+# Minimum multiply-adds saved per gathered entry of a weight for compact steps to pay off. CPU: measured; elsewhere the
 # arithmetic is faster and the copy is not, so more must be saved.
 PAYS_CPU = 32
 PAYS_ELSEWHERE = 512
-FEATURE_LINEAR, FEATURE_CONV = 3, 9  # what gathering or scattering a feature costs, in gathered entries (measured)
+FEATURE_LINEAR, FEATURE_CONV = 3, 9  # cost of gathering or scattering a feature, in gathered entries (measured)
 BLOCK = 8  # channels_last convolutions fall off their fast path unless their width is a multiple of this
 
 LINEAR_FORWARD = nn.Linear.forward  # others may patch the class later
@@ -42,23 +42,23 @@ class Units(KeptUnits):
         self._kept = {dim: kept}
 
     def dropped(self, parameter: Tensor) -> int:
-        """How many units of a parameter are left out."""
+        """Return the number of units of a parameter that are left out."""
         return parameter.shape[self.dim] - len(self.kept)
 
 
 def should_use(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
-    """Whether a masked step leaves the dropped units out: where it can and where that saves time."""
+    """Tell if a masked step leaves the dropped units out: it does where that is possible and saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
     return known and pays(module, structure, units, args) and unnoticed(module) and _together(module, units)
 
 
 def _together(module: nn.Module, units: Mapping[str, Units]) -> bool:
-    """Whether parameters are where their units were drawn: not so where shards rest on another device."""
+    """Tell if parameters are on the device of their draws; shards may rest on another one."""
     return all(parameter(module, name).device == drawn.kept.device for name, drawn in units.items())
 
 
 def unnoticed(module: nn.Module) -> bool:
-    """Whether smaller tensors can stand in for the module's parameters without anybody noticing.
+    """Tell if smaller tensors can stand in for the module's parameters without anybody noticing.
 
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
@@ -67,7 +67,7 @@ def unnoticed(module: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module computes what its torch class does, from plain tensors, whatever their width."""
+    """Tell if a module computes what its torch class does, from plain tensors, whatever their width."""
     if module.__dict__.get("groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
     plain = (type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)
@@ -75,7 +75,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
-    """Whether leaving the dropped units out saves more than gathering the kept ones costs, by size alone."""
+    """Estimate from sizes alone if leaving the dropped units out saves more than gathering the kept ones costs."""
     weights = {name: parameter(module, name) for name in units if name.endswith("weight")}
     if not weights or not args or not isinstance(args[0], Tensor):
         return False
@@ -97,19 +97,19 @@ def pays(module: nn.Module, structure: str, units: Mapping[str, Units], args: Se
 
 
 def _inputs(weight: Tensor) -> int:
-    """The width a weight of Linear or Conv expects."""
+    """Return the width of input that a weight of Linear or Conv expects."""
     return weight.shape[1]
 
 
 def _channel(weight: Tensor) -> int:
-    """Where the units lie in features: last for Linear, before the spatial dimensions for Conv, batched or not."""
+    """Return the dimension of features that counts units: the last for Linear, before the spatial ones for Conv."""
     return -1 if weight.dim() == 2 else 1 - weight.dim()
 
 
 def forward(
     module: nn.Module, structure: str, units: Mapping[str, Units], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """What the module computes with all but the kept units at zero.
+    """Compute the module with all but the kept units at zero.
 
     `units` names every parameter that holds units of the mask: for "input" the weight, for "output" the weight and
     (if masked) the bias, for "hidden" the producer's weight and bias and the consumer's weight.

@@ -28,7 +28,7 @@ GRADIENT = "grad"
 
 
 def update_source(optimizer: torch.optim.Optimizer, group: Group) -> str:
-    """Return what an update is -lr times, to the bit: GRADIENT or the name of a state buffer; "" if it is neither."""
+    """Name the factor of -lr in an update, exact to the bit: GRADIENT or a state buffer; "" if it is neither."""
     if type(optimizer) is not torch.optim.SGD or group.get("maximize") or group.get("fused"):
         return ""
     if group.get("momentum"):
@@ -65,7 +65,7 @@ class MaskedGradient(NamedTuple):
             self.parameter.grad = self.gradient
 
     def write_back(self) -> bool:
-        """Copy what the copy has into the gradient; False if that cannot be written to."""
+        """Write the values of the copy into the gradient; False if that cannot be written to."""
         try:
             with torch.no_grad():
                 self.gradient.copy_(self.copy)
@@ -105,12 +105,12 @@ class FrozenEntries:
         self._saved: dict[str, Tensor] = {}
         self._boost: float | None = None  # of a joint step; None on masked ones
         self._zeroed: list[tuple[str, Tensor, Tensor]] | None = None  # state that is zero at slow entries, and those
-        self._source = ""  # what a joint step moves along, if that is all it does
+        self._source = ""  # name of the buffer that a joint step moves along
         self._group: Group = {}  # with the lr of that step
         self._spare = ReusableBuffer()
 
     def snapshot(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, is_static: bool) -> None:
-        """Before a masked step: remember the slow entries of the parameter and of its state.
+        """Remember, before a masked step, the slow entries of the parameter and of its state.
 
         If entries without gradient and momentum stay where they are (`is_static`), it is cheaper to take the momentum
         away for the step than to undo what it does.
@@ -138,7 +138,7 @@ class FrozenEntries:
         group: Group,
         spare: ReusableBuffer,
     ) -> None:
-        """Before a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
+        """Prepare for a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
 
         If the update is -lr times `source` (see `update_source`), nothing has to be remembered, and `spare`, memory of
         the parameter's size that is free after the step, is enough.
@@ -150,7 +150,7 @@ class FrozenEntries:
             self._saved[""] = self._memory[""].empty_like(here).copy_(here)
 
     def restore(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
-        """After the step: put the slow entries back, or scale what they moved."""
+        """Put the slow entries back after the step, or scale what they moved."""
         if self._boost is not None:
             self._push_slow(parameter, state, bits, self._boost - 1)
             return

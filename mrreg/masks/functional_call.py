@@ -19,7 +19,7 @@ class Override(NamedTuple):
 
     Args:
         tensors: A tensor for each parameter that is replaced, by the parameter's id.
-        changed: What has to be put back after the call: table, key, value.
+        changed: Entries to put back after the call: table, key, value.
         guard: Is told of every replaced parameter that is read.
     """
 
@@ -28,7 +28,7 @@ class Override(NamedTuple):
     guard: CheckpointGuard
 
     def read(self, value: Any) -> Any:
-        """Return what stands for a parameter."""
+        """Return the tensor in the place of a parameter, or the value itself."""
         tensor = self.tensors.get(id(value))
         if tensor is None:
             return value
@@ -83,7 +83,7 @@ class ThreadLocalParameters(MutableMapping[str, Any]):
 def functional_call(
     tensors: Mapping[str, Tensor], module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Return what `torch.func.functional_call` does; parameters tied to a named one are replaced with it.
+    """Call as `torch.func.functional_call` does; parameters tied to a named one are replaced with it.
 
     torch's function lists all parameters and buffers by name before every call, which takes longer than masking the
     weights of a small Transformer layer. It also leaves the tensors where other threads, signal handlers and hooks that
@@ -171,7 +171,7 @@ def _set(thread: int, override: Override | None) -> None:
 
 @contextmanager
 def true_parameters() -> Iterator[None]:
-    """Within, modules show their parameters, also to a hook or a signal handler that interrupts a call."""
+    """Let modules show their parameters in a `with` block, also to hooks and signal handlers that interrupt a call."""
     thread = get_ident()
     override = _overrides.pop(thread, None)
     try:

@@ -22,7 +22,7 @@ class KeptEntries:
     Args:
         like: A tensor of that shape and layout.
         kept: Indices of what is kept along some dimensions, ascending; of the others everything is kept.
-        device: Where the tensors are.
+        device: Device of the tensors.
     """
 
     def __init__(self, like: Tensor, kept: Mapping[int, Tensor], device: torch.device) -> None:
@@ -84,7 +84,7 @@ class KeptUnits:
         self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
 
     def keep(self, kept: Mapping[int, Tensor], value: Tensor) -> None:
-        """Take over what is kept from now on: ascending indices along each dimension of which something is dropped."""
+        """Set the kept positions from now on: ascending indices along each dimension of which something is dropped."""
         self._kept, self._entries = kept, {}
         whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
         self._traced = KeptEntries(whole, kept, value.device)  # graphs have the indices as inputs
@@ -111,7 +111,7 @@ class KeptUnits:
         return torch.Size(len(self._kept[dim]) if dim in self._kept else size for dim, size in enumerate(value.shape))
 
     def gather(self, value: Tensor) -> Tensor:
-        """Return what stands for a parameter or buffer in a masked forward."""
+        """Return the tensor that takes the place of a parameter or buffer in a masked forward."""
         return gather(value, self.entries(value), self.scale, self.gradients)
 
 
@@ -120,7 +120,7 @@ def gather(value: Tensor, entries: KeptEntries, scale: float, gradients: Reusabl
 
     Args:
         value: The parameter.
-        entries: What is kept of it.
+        entries: The entries of it that are kept.
         scale: Factor of the kept entries.
         gradients: Memory for the gradient of the parameter: to fill fresh pages takes longer than all else here.
     """
@@ -152,7 +152,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _is_traced(grad: Tensor) -> bool:
-    """Whether somebody compiles, differentiates or batches the backward pass."""
+    """Tell if the backward pass is being compiled, differentiated or batched."""
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return True
     return torch._C._functorch.is_legacy_batchedtensor(grad)  # of torch.autograd.grad(is_grads_batched=True)

@@ -12,10 +12,10 @@ Groups = Iterable[Mapping[str, Any]]
 
 
 def read_clock(where: str, groups: Groups, seed: int, ks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
-    """Return clock, seed and the k of each mask that the groups of an optimizer say.
+    """Read clock, seed and the k of each mask from the groups of an optimizer.
 
     Args:
-        where: What an error names as its place.
+        where: Place that an error names.
         groups: Of an optimizer, or of a saved one. At the start of training they say nothing.
         seed: Of `attach`, for groups that say nothing.
         ks: The k of each mask that is there.
@@ -55,7 +55,7 @@ def write_clock(groups: Iterable[dict[str, Any]], clock: int, seed: int, ks: Seq
 
 
 def clear_clock(groups: Iterable[dict[str, Any]]) -> None:
-    """Remove what `write_clock` set."""
+    """Remove the entries that `write_clock` set."""
     for group in groups:
         for key in KEYS:
             group.pop(key, None)

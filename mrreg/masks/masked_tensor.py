@@ -20,7 +20,7 @@ class ReusableBuffer:
 
     def __init__(self) -> None:
         self._tensor = torch.empty(0)
-        self._asked: object = None  # what the memory was made for
+        self._asked: object = None  # the request that the memory was made for
         self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
         self.address = 0  # another one once it is resized, or moved to where other processes see it
         self._idle = 0, 0  # its users when it is only here
@@ -83,7 +83,7 @@ class MaskBuffers:
         self.backward_ran = False  # since the last masked forward
 
 
-Masking = tuple[Tensor, float, MaskBuffers]  # how a parameter is masked: bits, the factor of what is kept, and memory
+Masking = tuple[Tensor, float, MaskBuffers]  # of a parameter: bits, the factor of kept entries, and memory
 
 
 def masked(value: Tensor, bits: Tensor, scale: float, buffers: MaskBuffers, grad_is_exclusive: bool = False) -> Tensor:
@@ -142,7 +142,7 @@ class _Masked(torch.autograd.Function):
         ctx.buffers.backward_ran = True
         if torch._C._functorch.is_legacy_batchedtensor(grad):  # of torch.autograd.grad(is_grads_batched=True)
             found = select(grad, ctx.bits) * ctx.scale
-        elif torch.is_grad_enabled():  # somebody differentiates the gradient
+        elif torch.is_grad_enabled():  # the gradient is differentiated again
             found = masked(grad, ctx.bits, ctx.scale, MaskBuffers())
         elif ctx.grad_is_exclusive:
             found = masked_in_place(grad, ctx.bits, ctx.scale)

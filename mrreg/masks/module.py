@@ -42,16 +42,14 @@ class MultirateMask(Wrapper, CyclicMask):
         theta_F <- theta_F + u;  theta_S <- theta_S + boost * u     on the joint step
 
     Args:
-        module: What is wrapped. Masks do not nest.
+        module: The module to wrap. Masks do not nest.
         p: Probability that an entry is slow, in [0, 1]. Paper: de-activation probability.
         k: Optimizer steps per cycle, at least 1. Paper: k.
-        parameters: Names, glob patterns or parameters to mask; by default every weight with two or more dimensions
-            that is not of a normalization layer.
-        structure: What is drawn: "weight" for single entries; "input" or "output" for whole units of each layer,
+        parameters: Names, patterns or parameters to mask; None: weights of two or more dimensions, but not of norms.
+        structure: Kind of draw: "weight" for single entries; "input" or "output" for whole units of each layer,
             exactly round(p * units) of them; "hidden" for the units between the two layers of
             Sequential(Linear, activation, Linear) or of the feed-forward half of a Transformer layer.
-        rescale: Divide the kept weights by 1 - p on masked steps. None: for whole units, as nn.Dropout does, and not
-            for single weights, as in the paper.
+        rescale: Divide kept weights by 1 - p on masked steps. None: if whole units are drawn, as in nn.Dropout.
         boost: Factor of the slow step; None means k. Paper: h_S / h_F.
 
     Shape:
@@ -177,7 +175,7 @@ class MultirateMask(Wrapper, CyclicMask):
         """Return the factor of kept entries on masked steps."""
         return 1 / (1 - self._drawn_p) if self.rescale and target.rescaled and self._drawn_p < 1 else 1.0
 
-    # what `attach` drives
+    # state that `attach` drives
 
     def _detach(self) -> None:
         """Become dense, with nothing left of the masked weights."""
@@ -240,14 +238,14 @@ class MultirateMask(Wrapper, CyclicMask):
         self._float_masks[name] = as_floats(self._bits[name], weight)
 
     def _warn_undriven(self) -> None:
-        """Say once that nothing drives this mask; without gradients nobody trains (`update_bn` of an average)."""
+        """Warn once that nothing drives this mask; without gradients nobody trains (`update_bn` of an average)."""
         if not self._warned and self.p > 0 and not torch.compiler.is_compiling() and torch.is_grad_enabled():
             self._warned = True
             message = f"{WHERE}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
             warnings.warn(message, NoEffectWarning, stacklevel=4)
 
     def _warn_if_moved(self, values: Mapping[str, Tensor]) -> None:
-        """Say once per optimizer that weights moved after a backward pass, but in no step that it counted."""
+        """Warn once per optimizer that weights moved after a backward pass, but in no step that it counted."""
         if self._move_report.given or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         before = self._versions
@@ -271,7 +269,7 @@ class MultirateMask(Wrapper, CyclicMask):
         super().__setattr__(name, CHANGEABLE[name](value) if name in CHANGEABLE else value)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles get: a mask that nothing drives."""
+        """Return the state for copies and pickles: a mask that nothing drives."""
         return {name: value for name, value in vars(self).items() if name not in RUNTIME}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def refuse_unfit(optimizer: Optimizer, masked: Container[int]) -> None:
     """Refuse an optimizer in which the update of a masked parameter's entry depends on the gradients of others.
 
     Args:
-        optimizer: What is to be attached; of one that is made of others, those are tried.
+        optimizer: The optimizer to attach; of one that is made of others, those are tried.
         masked: The ids of its masked parameters.
     """
     for each in list(_made_of(optimizer, DEPTH, {id(optimizer)})) or [optimizer]:
@@ -113,7 +113,7 @@ def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> str:
 
 
 def _train(optimizer: Optimizer, group: dict[str, Any], start: Tensor, gradients: list[Tensor]) -> Tensor | None:
-    """Return what an optimizer with a group's options makes of a parameter; None if another one cannot be built."""
+    """Return a parameter that an optimizer with a group's options has trained; None if another one cannot be built."""
     parameter = nn.Parameter(start.clone())
     devices = [start.device] if start.is_cuda else []
     with warnings.catch_warnings(), torch.random.fork_rng(devices), torch.enable_grad():
@@ -123,7 +123,7 @@ def _train(optimizer: Optimizer, group: dict[str, Any], start: Tensor, gradients
         if twin is None:
             return None
         step: Any = type(twin).step
-        if getattr(step, "hooked", False):  # without the hooks of all optimizers, which are nobody's business here
+        if getattr(step, "hooked", False):  # hooks of all optimizers must not see a trial
             step = step.__wrapped__
         for gradient in gradients:
             parameter.grad = gradient.clone()

@@ -1,4 +1,4 @@
-"""Checks of what a mask is built from."""
+"""Checks of the arguments that a mask is built from."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,14 +33,14 @@ def check_boost(boost: object) -> float:
 
 
 def check_structure(structure: object) -> None:
-    """Refuse what is not one of the structures."""
+    """Refuse a structure that does not exist."""
     if not isinstance(structure, str) or structure not in STRUCTURES:
         kind = ValueError if isinstance(structure, str) else TypeError
         raise invalid_argument(kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure)
 
 
 def check_module(module: object) -> None:
-    """Refuse what is no module, has no shape yet, or has something inside that a mask cannot be around."""
+    """Refuse an object that is no module, has no shape yet, or contains something that a mask cannot be around."""
     if not isinstance(module, nn.Module):
         raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
     check_materialized(WHERE, "module", module)

@@ -51,7 +51,7 @@ def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
 
     Args:
         values: Integers of any size, (entries,).
-        key: What the draw depends on, apart from the flat index.
+        key: All that the draw depends on, apart from the flat index.
         p: Probability of being slow, in [0, 1], resolved to 2^-31.
         start: Flat index of the first entry, for a shard of a parameter.
     """

@@ -1,4 +1,4 @@
-"""Groups of units that are absent together, and where their entries lie in a model's parameters and buffers."""
+"""Groups of units that are absent together, and the places of their entries in a model's parameters and buffers."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,7 +11,7 @@ Kind = Literal["hidden", "heads", "channels", "inputs", "stream"]
 
 @dataclass(frozen=True)
 class Slot:
-    """Where the units of a group lie in one parameter or buffer.
+    """Positions of the units of a group in one parameter or buffer.
 
     Args:
         name: Dotted name in the model (the first, where it is tied).
@@ -33,9 +33,9 @@ class UnitGroup:
 
     Args:
         name: Path of the module that owns the first producer (for "inputs": consumer), unique in the model.
-        kind: What the units are.
-        units: How many there are.
-        kept: How many are present on a masked step.
+        kind: Kind of the units.
+        units: Number of units.
+        kept: Number of units that are present on a masked step.
         slots: Every place where entries of a unit lie.
     """
 

@@ -1,4 +1,4 @@
-"""Where the masks of an attachment are in their cycles, in words and as numbers for a logger."""
+"""The position of an attachment's masks in their cycles, in words and as numbers for a logger."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class Position:
         optimizer: Class of the optimizer.
         clock: Steps that it has completed.
         k: Steps per cycle.
-        subsets: What the masks draw.
+        subsets: Draws of the masks.
         entries: Entries of the masked parameters.
-        present: Of these, how many are present in the next training forward.
+        present: Number of these that are present in the next training forward.
     """
 
     optimizer: str
@@ -50,7 +50,7 @@ class Position:
         }
 
     def lines(self) -> Iterator[str]:
-        """Yield what `print` shows."""
+        """Yield the lines that `print` shows."""
         cycle, phase = divmod(self.clock, self.k)
         wait = self.k - 1 - phase
         joint = "next" if wait == 0 else f"after {wait} more"
@@ -86,7 +86,7 @@ def _position(optimizer: Any, k: int, masks: list[tuple[CyclicMask, int]], names
 
 
 def describe(found: Iterable[Position]) -> str:
-    """Return what `print` shows of an attachment."""
+    """Return the text that `print` shows for an attachment."""
     lines = [line for each in found for line in each.lines()]
     return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (drives nothing)"
 

@@ -111,7 +111,7 @@ class MaskStepHooks:
         return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks])
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """Before a load, refuse what masks cannot take."""
+        """Refuse a saved state that masks cannot take, before it is loaded."""
         self.thin.abandon(optimizer)
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
@@ -143,7 +143,7 @@ class MaskStepHooks:
         _eagerly(self._after)(*call)
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """Before a step: remember what it must not change."""
+        """Remember, before a step, what it must not change."""
         self.in_step = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         # a later hook or a closure may still write gradients
@@ -167,7 +167,7 @@ class MaskStepHooks:
     def _prepare_param(
         self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, grads_may_change: bool
     ) -> None:
-        """Before a step, for one parameter."""
+        """Prepare one parameter for a step."""
         source, bits = update_source(optimizer, group), mask._bits[name]
         if mask._masking and not mask._forward_ran.masked and not grads_may_change:  # else the last step's gradient
             _warn_unread(mask, name, p, bits)
@@ -196,7 +196,7 @@ class MaskStepHooks:
             self.masked_gradients.pop().restore()
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """After a step: put back what was held, boost what is slow, and move the clock."""
+        """Put back what was held in a step, boost what is slow, and move the clock."""
         if not self.in_step:
             return  # a subclass that calls super().step(): the step inside it was this one
         self.in_step = False
@@ -218,7 +218,7 @@ class MaskStepHooks:
 
 
 def _warn_unread(mask: MultirateMask, name: str, p: Tensor, bits: Tensor) -> None:
-    """Say once that a weight is used past its mask: the module around it reads it without calling the wrapper."""
+    """Warn once that a weight is used past its mask: the module around it reads it without calling the wrapper."""
     mask._forward_ran.masked = True  # or has been reported
     if has_slow_grad(p, bits):
         kind = f"{type(mask.module).__name__} {tuple(p.shape)}"

@@ -22,9 +22,9 @@ class Subset:
 
     Args:
         name: Path of the layer that has the units, or of the parameter.
-        kind: What the units are; empty for single entries.
-        units: How many units or entries there are.
-        present: How many are present on a masked step; of single entries, the expected number.
+        kind: Kind of the units; empty for single entries.
+        units: Number of units or entries.
+        present: Number that is present on a masked step; of single entries, the expected number.
         index: Position among the draws of the model.
     """
 
@@ -56,7 +56,7 @@ def masks_in(model: nn.Module) -> Iterator[tuple[str, CyclicMask, int]]:
 
 
 def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
-    """Return what a mask draws; `name` is its path, `first` the index of its first draw."""
+    """Return the subsets that a mask draws; `name` is its path, `first` the index of its first draw."""
     if isinstance(mask, ThinMask):
         return [
             Subset(join(name, group.name), group.kind, group.units, group.kept, index)
@@ -76,7 +76,7 @@ def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
 
 
 def entries_of(mask: CyclicMask) -> tuple[int, float]:
-    """Return how many entries the masked parameters have, and how many are present on a masked step."""
+    """Return the number of entries of the masked parameters, and of those present on a masked step."""
     total, present = 0, 0.0
     for name, value in mask._masked_parameters():
         total, present = total + value.numel(), present + value.numel() * _share(mask, name)

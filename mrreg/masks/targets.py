@@ -36,8 +36,8 @@ class MaskTarget:
         name: Its dotted name in the wrapped module (the first, where it is tied).
         names: All its names.
         group: Parameters of one group share one draw of units; a parameter drawn by entries is its own group.
-        layout: How the units lie in it; None for entries drawn one by one.
-        rescaled: Whether `rescale` divides it (a hidden unit is scaled once, by its consumer).
+        layout: Layout of the units in it; None for entries drawn one by one.
+        rescaled: True if `rescale` divides it (a hidden unit is scaled once, by its consumer).
         normalized: Dimensions over which the module divides by a norm: there, not all entries may be zero.
     """
 

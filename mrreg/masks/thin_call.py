@@ -128,11 +128,11 @@ class ThinTable(MutableMapping[str, Any]):
         return len(self.whole)
 
     def items(self) -> Any:
-        """Whole tensors, with their names."""
+        """Return the whole tensors, with their names."""
         return self.whole.items()
 
     def values(self) -> Any:
-        """Whole tensors."""
+        """Return the whole tensors."""
         return self.whole.values()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,7 +166,7 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
 
 
 def _warn_undriven(mask: ThinMask) -> None:
-    """Say once that nothing drives this mask; without gradients nobody trains."""
+    """Warn once that nothing drives this mask; without gradients there is no training to warn of."""
     if not mask._warned and mask.groups and torch.is_grad_enabled():
         mask._warned = True
         message = f"{WHERE}: no optimizer drives the thin model, so it is whole. Call mrreg.attach(optimizer, model)."

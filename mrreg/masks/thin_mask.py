@@ -33,7 +33,7 @@ class ThinTensor(KeptUnits):
         self.name, self.cuts = name, cuts
 
     def of(self, model: nn.Module) -> Tensor:
-        """Return what stands under the name in a model."""
+        """Return the parameter or buffer of this name in a model."""
         path, _, leaf = self.name.rpartition(".")
         module: Any = model.get_submodule(path)
         found: Tensor = (module._parameters if leaf in module._parameters else module._buffers)[leaf]
@@ -46,7 +46,7 @@ class ThinTensor(KeptUnits):
         self.keep(along, value)
 
     def gather(self, value: Tensor) -> Tensor:
-        """What stands for the parameter or buffer in a masked forward.
+        """Return the tensor that takes the place of the parameter or buffer in a masked forward.
 
         The model's inputs come whole, so the columns that read absent ones stay, at zero.
         """
@@ -122,7 +122,7 @@ class ThinMask(CyclicMask):
         return self._places[1]
 
     def attributes(self, model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-        """Where attributes change for a masked forward: in which dictionary, name, value."""
+        """Return the attributes that change for a masked forward: dictionary, name, value."""
         return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
 
     def _root(self) -> nn.Module:
@@ -177,7 +177,7 @@ def thin_mask(model: nn.Module) -> ThinMask | None:
 
 
 def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTensor]:
-    """Collect what the groups that lose units have in each parameter and buffer."""
+    """Collect the slots of groups that lose units, for each parameter and buffer."""
     cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
     scales: dict[str, float] = {}
     for group in groups:

@@ -89,7 +89,7 @@ class ThinLeaf:
         return as_sharded(memory, value, self._shape)
 
     def _whole(self, name: str, value: Any, before: Any) -> Any:
-        """State of the parameter from that of its kept entries; absent ones of new state are zero."""
+        """Build the state of the parameter from that of its kept entries; absent ones of new state are zero."""
         if not _by_entry(name, value, self._leaf):
             return value
         if before is None:
@@ -99,7 +99,7 @@ class ThinLeaf:
 
 
 def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
-    """Whether state has one entry for each of the parameter's."""
+    """Tell if state has one entry for each entry of the parameter."""
     return isinstance(value, Tensor) and value.shape == parameter.shape and name != "step"
 
 
@@ -115,7 +115,7 @@ class ThinStep:
         self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
 
     def begin(self, optimizer: Optimizer, masked: Masked, call: Call, late: bool) -> Call | None:
-        """Before a step: prepare what the phase of each mask asks for; return what the optimizer shall be called with.
+        """Prepare a step as the phase of each mask asks; return the call that the optimizer shall get instead, if any.
 
         Where gradients may still change (`late`), kept entries are gathered when the optimizer calls its closure, which
         it does before all else.
@@ -132,7 +132,7 @@ class ThinStep:
 
     @torch.no_grad()
     def end(self, optimizer: Optimizer) -> None:
-        """After a step: write kept entries back, or move absent ones further."""
+        """Write kept entries back after a step, or move absent ones further."""
         while self._inside:
             self._inside.pop().leave(optimizer, completed=True)
         while self._moving:
@@ -180,7 +180,7 @@ class ThinStep:
 
 
 def _with_closure(call: Call, prepare: Callable[[], None]) -> Call:
-    """The call of a step with a closure that prepares it, after the user's own."""
+    """Return the call of a step with a closure that prepares it, after the user's own."""
     args, kwargs = call
     given = kwargs.get("closure", next(filter(callable, args[1:]), None))
 

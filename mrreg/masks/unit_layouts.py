@@ -17,9 +17,9 @@ class UnitLayout:
     """Units of a layer in one parameter, and how one bit per unit spreads over it.
 
     Args:
-        units: How many units there are.
+        units: Number of units.
         dim: The dimension of the parameter that counts units.
-        repeats: How often the units follow one another along `dim` (the gates of an LSTM).
+        repeats: Number of times that the units follow one another along `dim` (the gates of an LSTM).
         groups: Blocks of rows that see their own share of the units (grouped convolutions; then `dim` is 1).
     """
 
@@ -38,7 +38,7 @@ class UnitLayout:
 
 
 def find_layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> UnitLayout | None:
-    """Return how a parameter of a layer counts its "input" or "output" units; None if no one dimension does."""
+    """Return the layout of "input" or "output" units in a parameter of a layer; None if no one dimension has them."""
     if (declared := registered_layout(layer)) is not None:
         dims = declared.get(leaf, ())
         return UnitLayout(value.shape[dims.index(structure)], dims.index(structure)) if structure in dims else None

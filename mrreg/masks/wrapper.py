@@ -50,7 +50,7 @@ class Wrapper(nn.Module):
         return report
 
     def _forget_versions(self) -> None:
-        """Note that parameters were written to by somebody who may."""
+        """Note that parameters were written to legitimately."""
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -68,7 +68,7 @@ class GradControl:
             )
 
     def after_step(self) -> None:
-        """Give the flags back, where nobody is to see them."""
+        """Give the flags back, where other code must not see them."""
         if self._window is not None:
             self._window.leave()
 

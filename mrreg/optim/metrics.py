@@ -1,4 +1,4 @@
-"""What a `Multirate` is doing now, as numbers for a logger."""
+"""The position of a `Multirate` in its cycles, as numbers for a logger."""
 
 from collections.abc import Iterable
 
@@ -32,7 +32,7 @@ def collect_metrics(parts: Iterable[tuple[Optimizer, list[Group]]], state: State
 
 
 def _drift_norm(base: Optimizer, groups: list[Group], state: State) -> float:
-    """Return how far one step of drift moves a part, in Euclidean norm."""
+    """Return the Euclidean norm of the displacement of a part by one step of drift."""
     norms = [
         _whole(torch.linalg.vector_norm(direction)) * step_size(group)
         for group in groups

@@ -34,10 +34,9 @@ from mrreg.optim.validation import check_gradients, check_parts, check_phases, i
 class Multirate(Optimizer):
     """Train the parts of a network at different rates, each with an optimizer of its own.
 
-    A part of period K gets a gradient at every K-th step only; in between nobody computes one, which is where the time
-    is saved. It is an ordinary torch optimizer: the training loop, schedulers, hooks and checkpoints stay as they are.
-    Memory beyond that of the bases: nothing for `SGD` with momentum and without Nesterov's; else, with drift, one
-    tensor per parameter of period above 1.
+    A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. It
+    is an ordinary torch optimizer: the training loop, schedulers, hooks and checkpoints stay as they are. Memory beyond
+    the bases': none for `SGD` with momentum, not Nesterov's; else, with drift, one tensor per slow parameter.
 
     At step t, for a part of period K:
 
@@ -48,20 +47,17 @@ class Multirate(Optimizer):
     buffer where `SGD` or `LangevinSGD` has one, and the base's displacement / lr otherwise, weight decay included.
 
     Args:
-        parts: Pairs (optimizer, period). One period must be 1, and each must divide the next larger one. None as the
-            period: every parameter group of that optimizer brings its own "period".
+        parts: Pairs (optimizer, period): one period is 1, each divides the next larger; None: groups bring their own.
         drift: True: parts keep moving between their gradients. False: they move once per gradient.
-        gradient: What a part takes as its gradient: "sync", the one of its own step; "mean" or "sum", that of all its
-            gradients since its last update. One word, or one per part. The last two need a gradient at every step, so
-            they save no time, and hold one more tensor per parameter of period above 1.
-        phase: The step of a part's first gradient: it is due at t with t mod K == phase mod K. One number, or one per
-            part; a group's "phase" goes before it. With `gradient="sum"`, K - 1 stands for loops that gather the
-            gradients of K steps and then update.
+        gradient: Gradient that a part takes, one word or one per part: "sync", that of its own step; "mean" or "sum",
+            over all steps since its last update, which saves no time and holds one more tensor per slow parameter.
+        phase: Step of a part's first gradient, one number or one per part: it is due if t mod K == phase mod K. A
+            group's "phase" goes before it. With `gradient="sum"`, K - 1 is for loops that update after K gradients.
         model: The module whose training forwards begin a step; it holds all parameters of period above 1.
 
     Raises:
         TypeError: If something is of another kind than above.
-        ValueError: If a parameter is in two parts, periods do not fit, or an optimizer is not element-wise.
+        ValueError: If a parameter is in two parts, periods do not fit, or an optimizer cannot be a part.
         RuntimeError: If the model is in a DistributedDataParallel that waits for gradients of all parameters.
 
     Warns:
@@ -96,19 +92,15 @@ class Multirate(Optimizer):
         )
 
     Note:
-        With `model`, parameters whose part is not due have requires_grad=False from a training forward to the end of
-        `step` and never else ("flags at rest" in the text). Without it, or where its forwards are not seen (compiled in
-        place, inner parts called by hand), they have it between steps too ("flags visible"): averages, checkpoints and
-        copies that go by `requires_grad` then leave them out; call `close()` before, or use `all_trainable()`. Flags
-        that you set are left alone. A slow part that you freeze drifts to its next sync step and rests.
+        With `model`, parameters that are not due have requires_grad=False from a training forward to the end of `step`
+        only ("flags at rest"). Without it, or where its forwards are not seen (compiled in place, inner parts called by
+        hand), they have it between steps too ("flags visible"), and code that goes by `requires_grad` leaves them out:
+        call `close()` before, or use `all_trainable()`. A slow part that you freeze drifts to its sync step and rests.
 
     Note:
-        The clock counts calls of `step` that do something: not those that a gradient scaler skips, nor those without
-        any gradient. "period" in `param_groups` may be changed; it is read at the sync steps of its group.
-
-    Note:
-        Differs from the paper: all gradients of a step come from one mini-batch and one backward pass, so Algorithm 2
-        takes the first fast gradient of a cycle before the slow parameters move.
+        The clock counts calls of `step` that are not skipped by a gradient scaler and find a gradient. "period" in
+        `param_groups` may be changed; it is read at the sync steps of its group. Unlike in the paper, Algorithm 2 takes
+        the first fast gradient of a cycle before the slow parameters move.
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
@@ -143,7 +135,7 @@ class Multirate(Optimizer):
         self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
 
     def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
-        """Set up what is not saved."""
+        """Set up the attributes that are not saved."""
         steppers = [Stepper(base, self.state, self._drift) for base in bases]
         self._engine = Engine(type(self).__name__, steppers, self.param_groups, switch)
         self._grad_control = GradControl(self, switch, self.param_groups, model)
@@ -186,7 +178,7 @@ class Multirate(Optimizer):
 
     @property
     def due(self) -> tuple[bool, ...]:
-        """For each part, True if it gets a gradient at the next step."""
+        """Tell for each part if it gets a gradient at the next step."""
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
 
     def metrics(self) -> dict[str, float]:
@@ -224,10 +216,10 @@ class Multirate(Optimizer):
         self._engine.call_bases("eval", self.state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the parts are fixed at construction, so that schedulers and saved states fit for life.
+        """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life.
 
         Args:
-            param_group: What torch would add.
+            param_group: Group that torch would add.
         """
         if "_engine" in self.__dict__:
             problem = "the parts are fixed at construction"

@@ -14,7 +14,7 @@ Choice: TypeAlias = Selector | Iterable[Any]
 Names: TypeAlias = dict[Tensor, tuple[str, ...]]  # every name a parameter goes by; empty where none is known
 Group: TypeAlias = dict[str, Any]
 
-# What DDP, torch.compile, FSDP1, activation checkpointing and MultirateMask put between the names of modules.
+# Names that DDP, torch.compile, FSDP1, activation checkpointing and MultirateMask put between those of modules.
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
@@ -33,11 +33,11 @@ def split(
     Args:
         model: A module; parameters or named parameters; or existing parameter groups, whose order and options (`lr`,
             `weight_decay`, names) are kept.
-        fast: What trains at every step: names of modules or parameters, glob patterns over them ("layer[34]",
+        fast: Parameters that train at every step: names of modules or parameters, glob patterns over them ("layer[34]",
             "*.bias"), modules, parameters, predicates (name, parameter) -> bool, or an iterable of these. Prefixes
             of wrappers ("module.", "_orig_mod.") may be left out of names, and predicates do not see them. Paper:
             theta_F.
-        slow: What trains at every k-th step, in the same forms. A mapping from any of these to a period makes more
+        slow: Parts that train at every k-th step, in the same forms. A mapping from any of these to a period makes more
             than two scales: `slow={"stem": 25, "body": 5}`. Paper: theta_S.
 
     Returns:
@@ -272,7 +272,7 @@ def _is_named(item: object) -> bool:
 
 
 def _label(parameter: Tensor, names: Names) -> str:
-    """Return what a message calls a parameter."""
+    """Return the name of a parameter in a message."""
     return next(iter(names[parameter]), None) or str(_shown(parameter))
 
 

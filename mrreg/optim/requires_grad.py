@@ -58,7 +58,7 @@ class RequiresGradSwitch:
         return cls([[(p, p.requires_grad or not _is_switched_off(p)) for p in group] for group in given])
 
     def for_copy(self) -> list[list[tuple[Tensor, bool]]]:
-        """Return what a copy is made of."""
+        """Return parameters and flags, from which a copy is made."""
         return [[(p, flag.on) for p, flag in group] for group in self._groups]
 
     def trainable(self, index: int) -> list[Tensor]:

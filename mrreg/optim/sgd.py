@@ -28,7 +28,7 @@ class MultirateSGD(Multirate):
             groups, as in torch.
         lr: Step size per step, for both parts. Paper: h_F, that is h / k.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
-        fast: What trains at every step, in the forms of `split`: names, patterns, modules or parameters. All other
+        fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
             parameters are slow. Paper: theta_F. None: for groups with a "period" (None stands for k), as `split` makes
             them; all others are fast then.
         momentum: As in torch. Paper: mu.

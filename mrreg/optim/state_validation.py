@@ -49,7 +49,7 @@ def complete_loaded_state(state: dict[str, Any], current: list[Group]) -> None:
 
 
 def _missing_options(current: Group, saved: Group) -> Group:
-    """Return what a saved group may lack: it is of a base optimizer, or older than an option."""
+    """Return options, with values, that a saved group may lack: it is of a base optimizer, or older than an option."""
     fixed = {key: current[key] for key in FIXED_OPTIONS}
     if "clock" in saved:  # "lr" was divided by the period before it was saved
         fixed["slow_lr"] = "coupled"
@@ -81,7 +81,7 @@ def validate_state_dict(where: str, bases: list[tuple[Optimizer, Step]], saved: 
 
 
 def check_form(where: str, saved: Any) -> None:
-    """Refuse what does not look like a saved state."""
+    """Refuse an object that does not look like a saved state."""
     if not isinstance(saved, dict):
         rule = "the state_dict() of an optimizer"
         raise invalid_argument(TypeError, where, "state_dict", rule, type(saved).__name__)

@@ -37,12 +37,12 @@ class TrainingWindow:
         self.handles = [module.register_forward_pre_hook(hook, prepend=True) for module in modules]
 
     def schedule(self, groups: list[Group], waiting: list[int]) -> None:
-        """Take what the next step needs."""
+        """Note the groups, and those that are not due, for the next step."""
         self._groups, self._waiting, self._enabled = groups, waiting, True
 
     @_disable_dynamo
     def enter(self, training: bool) -> None:
-        """Switch off what the coming backward pass must not reach."""
+        """Switch off the parameters that the coming backward pass must not reach."""
         self._seen = True
         self._seen_training |= training
         if not self._waiting or not self._enabled or not (training or self._opens_in_eval):

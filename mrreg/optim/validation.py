@@ -1,4 +1,4 @@
-"""Checks of what a `Multirate` is made of: base optimizers, periods and kinds of gradient."""
+"""Checks of the arguments of a `Multirate`: base optimizers, periods and kinds of gradient."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ def check_parts(where: str, parts: object) -> list[tuple[Optimizer, int | None]]
 
 
 def _check_base(where: str, argument: str, base: object) -> None:
-    """Refuse what cannot be a base."""
+    """Refuse an object that cannot be a base."""
     if not isinstance(base, Optimizer):
         raise invalid_argument(
             TypeError, where, argument, "a pair of a torch.optim.Optimizer and a period", type(base).__name__

@@ -1,1 +1,1 @@
-"""Thin sub-networks: which units of a model can be absent together, how many are, and what that saves."""
+"""Thin sub-networks: groups of units that can be absent together, how many are, and the computation that this saves."""

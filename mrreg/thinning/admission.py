@@ -1,4 +1,4 @@
-"""Which groups can be left out of a model, alone and all at once, and which attributes change with them."""
+"""Find the groups that can be left out of a model, alone and all at once, and the attributes that change with them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,13 +13,13 @@ from mrreg.thinning.trial import Trial
 
 
 class Admission(NamedTuple):
-    """What came of trying groups.
+    """Outcome of trying groups.
 
     Args:
         groups: Those that can be left out together.
         overrides: The attributes that change with each of them, by the group's name.
-        reasons: Why the others cannot, by name.
-        trial: What they were tried in.
+        reasons: Obstacles of the others, by name.
+        trial: The trial that they went through.
     """
 
     groups: list[UnitGroup]

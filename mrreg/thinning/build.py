@@ -59,7 +59,7 @@ def thin(
             gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
             which go before kinds; what it does not name is not dropped.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: What one training forward takes: a tensor, a tuple of arguments, or a mapping of keyword
+        example_inputs: Arguments of one training forward: a tensor, a tuple of arguments, or a mapping of keyword
             arguments. A batch of one or two short examples is enough. Needed unless there is a `plan`.
         include: Kinds and glob patterns: only these groups lose units. A pattern takes a group if it matches the path
             of a module that makes its units.

@@ -1,4 +1,4 @@
-"""How many units of each group stay: p, kinds and patterns turned into counts."""
+"""Counts of units that stay in each group, from p, kinds and patterns."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from mrreg.thinning.double_copy import WHERE
 
 KINDS: tuple[str, ...] = get_args(Kind)
 INNER = ("hidden", "heads", "channels")  # dropped by a plain number
-MULTIPLE = 8  # of channels: what convolutions are fast with
+MULTIPLE = 8  # of channels: with it convolutions are fast
 SPARE = 1.5  # most channels that go for that multiple, over what p asks for
 
 
@@ -45,7 +45,7 @@ def owners(group: UnitGroup) -> set[str]:
 
 
 class _Choice:
-    """What `p`, `include` and `exclude` say, checked against the groups there are."""
+    """The arguments `p`, `include` and `exclude`, checked against the groups that were found."""
 
     def __init__(
         self,

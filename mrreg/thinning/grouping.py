@@ -28,7 +28,7 @@ def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[
 
     Args:
         twin: A float64 copy with random weights.
-        inputs: What its forward takes; afterwards they belong to the graph of that forward.
+        inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
         tick: Is told what is looked at.
     """
     tick("following a forward")
@@ -153,7 +153,7 @@ class _Finder:
         return UnitGroup(name, self._kind(producers, units[0][consumers[0]]), len(units), len(units), tuple(slots))
 
     def _obstacle(self, units: list[Unit], places: list[Place], producers: list[Place], consumers: list[Place]) -> str:
-        """Say what keeps connected channels from being a group; nothing if they look like one."""
+        """Return the obstacle that keeps connected channels from being a group; nothing if they look like one."""
         if both := [name for name, dim in producers if (name, dim) in self.columns]:
             return f"{both[0]} has two roles: it makes these channels and reads them (tied weights)"
         if not producers and not all(self._only_inputs(place) for place in consumers):
@@ -203,7 +203,7 @@ class _Finder:
         return members, ""
 
     def _reached_units(self, influence: Influence, of_column: Tensor, units: int) -> dict[Place, Tensor]:
-        """Say for each position along each dimension of the other tensors which unit it reaches, NONE or SEVERAL.
+        """Return the unit that each position along each dimension of the other tensors reaches, or NONE or SEVERAL.
 
         Each unit has a binary number. One pass for each digit and each of its values shows which positions reach units
         with that digit: a position that reaches one unit alone has spelled its number.
@@ -228,7 +228,7 @@ class _Finder:
 
 
 def _later(one: int, two: int, before: Sequence[set[int]]) -> bool:
-    """Say if an operation depends on another one, or on all that the other depends on and more."""
+    """Tell if an operation depends on another one, or on all that the other depends on and more."""
     return one in before[two] or bool(before[one] and before[one] < before[two])
 
 
@@ -242,13 +242,13 @@ def _spell(numbers: Tensor, digit: int, zero: Tensor, one: Tensor) -> Tensor:
 
 
 def _merge(one: Tensor, two: Tensor) -> Tensor:
-    """Say what positions reach through either of two consumers."""
+    """Merge what positions reach through either of two consumers."""
     both = torch.where(one == NONE, two, one)
     return both.masked_fill((two != NONE) & (both != two), SEVERAL)
 
 
 def _touched(grad: Tensor | None, dim: int) -> Tensor:
-    """Say for each position along a dimension if a gradient is not zero there."""
+    """Tell for each position along a dimension if a gradient is not zero there."""
     assert grad is not None
     others = [d for d in range(grad.dim()) if d != dim]
     return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).cpu()

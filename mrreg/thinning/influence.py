@@ -1,4 +1,4 @@
-"""Which output channels of earlier operations reach which input channels of a later one."""
+"""Find the output channels of earlier operations that reach each input channel of a later one."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Influence:
         return list(grads)
 
     def reached(self, columns: Tensor | None) -> Tensor:
-        """Say of every output channel of the used operations, one after another, if it reaches one of the columns."""
+        """Tell for every output channel of the used operations, one after another, if it reaches one of the columns."""
         grads = self.gradients(columns, [op.made for _, op in self.used])
         parts = []
         for grad, (_, op) in zip(grads, self.used, strict=True):

@@ -16,7 +16,7 @@ class OverrideSearch:
     """Finds the fewest attributes that have to change for a group, and tries first what served another group.
 
     Args:
-        model: Where the attributes are.
+        model: Owner of the attributes.
         tensors: Its parameters and buffers by name.
     """
 

@@ -7,7 +7,7 @@ PATIENCE = 5.0  # seconds without a word
 
 
 class Progress:
-    """Shows what is being done, once a call has taken longer than a few seconds.
+    """Shows the current stage, once a call has taken longer than a few seconds.
 
     Args:
         name: Of the call.
@@ -17,7 +17,7 @@ class Progress:
         self._name, self._began, self._width = name, time.monotonic(), 0
 
     def __call__(self, doing: str) -> None:
-        """Say what comes next."""
+        """Show the next stage."""
         seconds = time.monotonic() - self._began
         if seconds > PATIENCE:
             line = f"{self._name}: {doing} ({seconds:.0f} s)"

@@ -27,9 +27,9 @@ class MixingOp:
     """A product with a weight, whose output is cut off from its input.
 
     Args:
-        rows: Where the weight has its output channels.
+        rows: Positions of the output channels in the weight.
         bias: The same for its bias.
-        columns: Where it has its input channels; an embedding has none.
+        columns: Positions of its input channels; an embedding has none.
         taken: Its input, whose dimension `taken_dim` counts channels.
         made: A leaf of the graph that is added to its output, whose dimension `made_dim` counts channels.
     """
@@ -45,7 +45,7 @@ class MixingOp:
 
 @dataclass(eq=False)
 class Recording:
-    """What a forward did: its mixing operations in order, its sums, what went in and what came out."""
+    """One recorded forward: its mixing operations in order, its sums, its inputs and its outputs."""
 
     ops: list[MixingOp]
     sums: list[tuple[Tensor, Tensor]]

@@ -1,4 +1,4 @@
-"""What `thin` found in a model: group by group what is dropped or why it is not, and what that saves."""
+"""Report of `thin`: the groups of a model, which are dropped and which are refused and why, and the saving."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ class ThinEntry:
 
     Args:
         kind: "hidden", "heads", "channels", "inputs" or "stream"; "none" where the channels form no group.
-        units: How many there are.
-        kept: How many are present on a masked step; all of them where none is dropped.
+        units: Number of units.
+        kept: Number of units present on a masked step; all of them where none is dropped.
         slots: The places in parameters and buffers where entries of the units lie.
         admitted: True if units are dropped.
-        reason: Why not, if none is.
+        reason: Obstacle, if none is dropped.
     """
 
     kind: str
@@ -36,10 +36,10 @@ class ThinEntry:
 
 
 class ThinReport(Mapping[str, ThinEntry]):
-    """Entries by the names of groups, and what a masked step computes.
+    """Entries by the names of groups, and the FLOPs that a masked step computes.
 
     Args:
-        entries: What was found, by name.
+        entries: Groups and refused channels, by name.
         overrides: Integer attributes of modules that change on masked steps.
         k: Steps per cycle.
         flops: FLOPs of a masked and of a plain step, forward and backward.
@@ -87,7 +87,7 @@ class ThinReport(Mapping[str, ThinEntry]):
 
     @property
     def groups(self) -> list[UnitGroup]:
-        """The groups of which units are dropped."""
+        """Groups that lose units."""
         return [UnitGroup(n, e.kind, e.units, e.kept, e.slots) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
 
     def with_k(self, k: int) -> "ThinReport":
@@ -98,7 +98,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         """Write the report to a file, for `ThinReport.load`.
 
         Args:
-            path: Where to.
+            path: File to write.
         """
         entries = {name: {**vars(entry), "slots": list(map(_slot_state, entry.slots))} for name, entry in self.items()}
         state = {
@@ -115,7 +115,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         """Read a report that `save` wrote, without running code from the file.
 
         Args:
-            path: Where from.
+            path: File to read.
         """
         state: dict[str, Any] = torch.load(path, weights_only=True)
         entries = {
@@ -135,7 +135,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         return "\n".join([*lines, self.summary()])
 
     def summary(self) -> str:
-        """One sentence about what is computed, and where little is saved, another about why."""
+        """One sentence about the FLOPs that are computed; where little is saved, another about the reason."""
         dropped = sum(entry.admitted for entry in self.values())
         text = (
             f"{dropped} of {len(self)} groups lose units: a masked step computes {self.masked_share:.0%} of a plain "

@@ -22,7 +22,7 @@ class Trial:
 
     Args:
         twin: A double copy. Its parameters change; `randomize` gives it new ones.
-        inputs: What its forward takes.
+        inputs: Arguments of its forward.
         groups: All that may be thin, with the numbers of units that are kept.
     """
 
@@ -60,7 +60,7 @@ class Trial:
             return floats_in(self.twin(*self.inputs.args, **self.inputs.kwargs))
 
     def difference(self) -> str:
-        """Say in what the output differs from what it has to be; nothing if it does not."""
+        """Describe the difference of the output from the expected one; nothing if there is none."""
         for training in self.modes:
             try:
                 found = self._forward(training)
@@ -77,20 +77,20 @@ class Trial:
         return ""
 
     def with_noise(self, groups: Iterable[UnitGroup]) -> str:
-        """Put noise where the absent units of groups are made, and say what that changed in the output."""
+        """Put noise where the absent units of groups are made, and describe the change of the output."""
         for group in groups:
             self._fill_absent(group, ("producer", "member"), noise=True)
         found = self.difference()
         return found and f"units that nothing should read have an effect: {found}"
 
     def thin(self, groups: Iterable[UnitGroup], overrides: Iterable[AttributeOverride]) -> str:
-        """Leave the absent units of some groups out, and say in what the output then differs."""
+        """Leave the absent units of some groups out, and describe how the output then differs."""
         with self.left_out(groups), overridden(self.twin, overrides):
             return self.difference()
 
     @contextmanager
     def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[None]:
-        """Within, the copy has parameters and buffers without the absent units of some groups.
+        """Give the copy, inside a `with` block, parameters and buffers without the absent units of some groups.
 
         The model's inputs come whole, so the columns that read absent ones stay, at zero.
         """
@@ -104,7 +104,7 @@ class Trial:
             yield
 
     def forget_values(self) -> None:
-        """Give up what parameters hold, which frees their memory: what is left tells their shapes."""
+        """Free the memory of the parameters: only their shapes are left."""
         for tensor in self.tensors.values():
             if isinstance(tensor, nn.Parameter):
                 tensor.data = tensor.new_zeros(()).expand(tensor.shape)
@@ -112,7 +112,7 @@ class Trial:
 
 @contextmanager
 def shown(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
-    """Within, modules hold other tensors in the place of some parameters and buffers, by their ids."""
+    """Show modules, inside a `with` block, other tensors in the place of parameters and buffers with these ids."""
     changed: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
         tables: list[dict[str, Any]] = [module._parameters, module._buffers]
@@ -133,7 +133,7 @@ def shown(model: nn.Module, tensors: Mapping[int, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def overridden(model: nn.Module, overrides: Iterable[AttributeOverride]) -> Iterator[None]:
-    """Within, some attributes of modules have other values."""
+    """Give some attributes of modules other values inside a `with` block."""
     changed = [(model.get_submodule(each.module), each) for each in overrides]
     before = [getattr(module, each.attribute) for module, each in changed]
     try:
@@ -146,7 +146,7 @@ def overridden(model: nn.Module, overrides: Iterable[AttributeOverride]) -> Iter
 
 
 def _present(group: UnitGroup, seed: int) -> Tensor:
-    """Choose which units are kept."""
+    """Choose the units that are kept."""
     present = torch.zeros(group.units, dtype=torch.bool)
     present[torch.randperm(group.units, generator=torch.Generator().manual_seed(seed))[: group.kept]] = True
     return present
