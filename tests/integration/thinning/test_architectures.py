@@ -1,4 +1,5 @@
 from collections import Counter
+from functools import cache
 
 import pytest
 from helpers.architectures import ARCHITECTURES, build
@@ -58,6 +59,7 @@ OVERRIDDEN = {
 }
 
 
+@cache
 def report_of(name: str) -> ThinReport:
     model, inputs = build(name)
     return mrreg.thin(model, p=0.5, example_inputs=inputs)[1]

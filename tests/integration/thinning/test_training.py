@@ -22,6 +22,9 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+WITH_MOMENTUM = ("mlp", "resnet18", "bert")  # what an optimizer does to entries does not depend on the model
+
+
 def double(name: str) -> tuple[nn.Module, Any]:
     """An architecture in float64, without dropout."""
     model, inputs = build(name)
@@ -42,8 +45,9 @@ def as_double(value: Tensor) -> Tensor:
     return value.double() if value.is_floating_point() else value
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [*((name, "AdamW") for name in ARCHITECTURES), *((name, "SGD") for name in WITH_MOMENTUM)]
+)
 def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
     model, inputs = double(name)
     plain = copy.deepcopy(model)
