@@ -69,6 +69,9 @@ class CyclicMask:
     def _forget_versions(self) -> None:
         """Note that parameters were written to legitimately."""
 
+    def warn_if_unused(self) -> None:
+        """Warn once, at the end of a masked step, that no masked forward has run."""
+
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps."""
         cycle, phase = divmod(clock, self.k)

@@ -81,6 +81,7 @@ class KeptUnits:
         self.scale = scale
         self.gradients = ReusableBuffer() if gradients is None else gradients
         self._kept: Mapping[int, Tensor] = {}
+        self._traced: KeptEntries | None = None
         self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
 
     def keep(self, kept: Mapping[int, Tensor], value: Tensor) -> None:
@@ -92,7 +93,7 @@ class KeptUnits:
     def entries(self, value: Tensor) -> KeptEntries:
         """Return the positions of kept entries; of a sharded tensor, those in the part that this rank has."""
         if torch.compiler.is_compiling():
-            return self._traced
+            return self._traced or KeptEntries(value, self._kept, value.device)
         sharded = is_sharded(value)
         size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
         here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
@@ -147,6 +148,7 @@ class _Gather(torch.autograd.Function):
         if _is_traced(grad):
             return entries.spread(grad), None, None, None
         whole = ctx.gradients.empty_like(ctx.value).zero_()
+        ctx.gradients.used = True
         entries.put(grad, whole)
         return whole, None, None, None
 

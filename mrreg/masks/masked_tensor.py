@@ -19,6 +19,7 @@ class ReusableBuffer:
     _storage: torch.UntypedStorage  # of the memory, once there is any
 
     def __init__(self) -> None:
+        self.used = False  # set by whoever fills it in a backward pass
         self._tensor = torch.empty(0)
         self._asked: object = None  # the request that the memory was made for
         self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too

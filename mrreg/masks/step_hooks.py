@@ -201,6 +201,8 @@ class MaskStepHooks:
             return  # a subclass that calls super().step(): the step inside it was this one
         self.in_step = False
         self.thin.end(optimizer)
+        for mask, _first in self.masks:
+            mask.warn_if_unused()
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         while self.snapshots:
             p, frozen, bits, decayed = self.snapshots.pop()

@@ -159,6 +159,7 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
         problem = "nn.DataParallel copies the model at every forward, and copies cannot leave units out"
         raise invalid_state(WHERE, problem, "Use DistributedDataParallel.")
     mask._forward_ran.masked = True
+    mask.warn_if_moved()
     with mask.lock, ThinForward(mask, model) as running:
         output = forward(model, *args, **kwargs)
         running.check(output)

@@ -1,5 +1,6 @@
 """The units of a network that are absent from masked steps: their draw, and the parts of parameters that are kept."""
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import check_int, check_number, invalid_argument
-from mrreg.masks.base import CyclicMask, ForwardRan
+from mrreg.distributed.sharding import is_sharded
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
+from mrreg.masks.base import CyclicMask, ForwardRan, MoveReport
 from mrreg.masks.kept_entries import KeptUnits
 from mrreg.masks.sampling import draw_kept
 from mrreg.masks.slots import AttributeOverride, UnitGroup
@@ -152,9 +154,53 @@ class ThinMask(CyclicMask):
     def _clear_mask(self) -> None:
         self._drawn = None
 
+    def _set_phase(self, clock: int, seed: int, first: int) -> None:
+        super()._set_phase(clock, seed, first)
+        self._forget_versions()
+
+    def _forget_versions(self) -> None:
+        self._version: object = None
+        self._moves = 0
+
+    def warn_if_moved(self) -> None:
+        """Warn once per optimizer that weights moved after a backward pass, but in no step that it counted."""
+        found = next(((name, p) for name, p in self._masked_parameters() if p.requires_grad), None)
+        if found is None or self._move_report.given or not torch.is_grad_enabled():
+            return
+        memory, before = self.tensors[found[0]].gradients, self._version
+        self._version = found[1]._version
+        self._moves += memory.used and before is not None and before != self._version
+        memory.used = False
+        if self._moves > self._move_report.tolerated:
+            self._move_report.given = True
+            problem = (
+                "weights of a thin model moved between two forwards, but no step of the attached optimizer was seen"
+            )
+            remedy = "Attach the optimizer whose step() moves them; until then the same units stay absent."
+            warnings.warn(f"attach: {problem}. {remedy}", NoEffectWarning, stacklevel=6)
+
+    def warn_if_unused(self) -> None:
+        """Warn once that a masked step ended whose gradients come from whole forwards."""
+        if not self._masking or self._forward_ran.masked:
+            return
+        if any(p.grad is not None and self._reaches_absent(name, p.grad) for name, p in self._masked_parameters()):
+            self._forward_ran.masked = True  # or has been reported
+            problem = "the thin model has no effect: absent units got a gradient, yet its own forward has not run"
+            remedy = "Call the model itself in training mode, or make the module thin that your loop calls"
+            warnings.warn(f"attach: {problem}. {remedy}.", NoEffectWarning, stacklevel=6)
+
+    def _reaches_absent(self, name: str, grad: Tensor) -> bool:
+        if is_sharded(grad) or grad.layout is not torch.strided:
+            return False
+        absent, entries = grad.detach().clone(), self.tensors[name].entries(grad)
+        entries.put(torch.zeros_like(entries.take(absent)), absent)
+        return bool(absent.any())
+
     def _detach(self) -> None:
         """Become dense and undriven."""
         self._masking = self._attached = self._warned = False
+        self._move_report = MoveReport()
+        self._forget_versions()
         self._forward_ran = ForwardRan()
         self._clear_mask()
 

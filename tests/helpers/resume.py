@@ -58,12 +58,12 @@ class LongerPeriods:
     """A schedule of k in a user's loop: period 2 for five steps, then 4."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.group, self.steps = optimizer.param_groups[1], -1
+        self.optimizer, self.steps = optimizer, -1
         self.step()
 
     def step(self) -> None:
         self.steps += 1
-        self.group["period"] = 2 if self.steps < 5 else 4
+        self.optimizer.param_groups[1]["period"] = 2 if self.steps < 5 else 4
 
     def state_dict(self) -> dict[str, int]:
         return {"steps": self.steps}

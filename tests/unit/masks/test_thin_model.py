@@ -479,3 +479,41 @@ def test_other_optimizers_of_a_tied_parameter_are_refused() -> None:
 
 def test_thin_mask_of_a_plain_model() -> None:
     assert thin_mask(net()) is None
+
+
+def test_a_thin_model_whose_parts_alone_are_called_says_so_once() -> None:
+    """As a LightningModule does that is made thin itself and calls `self.net` in its training step."""
+    outer = nn.Sequential(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)))
+    outer, _ = mrreg.thin(outer, p=0.5, k=3, example_inputs=torch.randn(2, 6))
+    optimizer = torch.optim.SGD(outer.parameters(), lr=0.1)
+    mrreg.attach(optimizer, outer)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = outer[0](torch.randn(4, 6)).square().mean()
+        torch.autograd.backward(loss)
+        return loss
+
+    with pytest.warns(mrreg.NoEffectWarning, match="own forward has not run"):
+        optimizer.step(closure)
+    optimizer.step(closure)
+
+
+def test_another_optimizer_that_moves_a_thin_model_is_reported_once() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    model, _ = mrreg.thin(model, p=0.5, k=3, example_inputs=torch.randn(2, 6))
+    attached = torch.optim.AdamW(model.parameters(), lr=0.1)
+    handle = mrreg.attach(attached, model)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(model(torch.randn(4, 6)).square().mean())
+        optimizer.step()
+
+    train(attached)
+    train(other)
+    with pytest.warns(mrreg.NoEffectWarning, match="no step of the attached optimizer was seen"):
+        train(other)
+    train(other)
+    handle.remove()
