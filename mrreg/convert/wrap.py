@@ -122,6 +122,8 @@ def check_model(where: str, model: object) -> None:
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
     check_materialized(where, "model", model)
+    if where != "unwrap" and any(thin_mask(module) is not None for module in model.modules()):
+        raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
 
 
 def replace_modules(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:

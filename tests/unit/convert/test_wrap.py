@@ -324,3 +324,11 @@ def test_after_swap_dropout_unwrap_leaves_identities() -> None:
     back = mrreg.unwrap(mrreg.swap_dropout(plain)[0])
     assert back is plain
     assert [type(m) for m in plain] == [nn.Linear, nn.ReLU, nn.Identity, nn.Linear]
+
+
+@pytest.mark.parametrize("put", [lambda m: mrreg.mask(m, {"0": 0.5}), lambda m: mrreg.swap_dropout(m)])
+def test_a_thin_model_takes_no_masks(put: Callable[[nn.Module], object]) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.ReLU(), nn.Linear(8, 2))
+    mrreg.thin(model, example_inputs=torch.randn(2, 4))
+    with pytest.raises(RuntimeError, match="the model is thin already"):
+        put(model)
