@@ -59,7 +59,7 @@ class Config:
     steps: int
     points: int = 6
     batch: int = 8
-    characters: int = 10_000
+    characters: int = 30_000
     held_out: int = 6_400
     width: int = 96
     heads: int = 6
@@ -70,7 +70,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, 4, 2, 2, 2000, 640, 12, 6, 1, timings=1),
-    "cpu": Config(10, 600, points=4, timings=5),
+    "cpu": Config(10, 2500, points=5, timings=8),
     "gpu": Config(10, 20_000, 40, 64, 500_000, 300_000, 384, 6, 6, every_method=True),
 }
 
