@@ -143,7 +143,7 @@ def network(config: Config, method: Method, characters: int) -> nn.Module:
     model = Decoder(*sizes, dropout=method.p if method.kind == "dropout" else 0.0)
     if method.kind != "thin":
         return model
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads))[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads), resident=True)[0]
 
 
 @cache
