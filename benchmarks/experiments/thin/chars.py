@@ -70,7 +70,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, 4, 2, 2, 2000, 640, 12, 6, 1, timings=1),
-    "cpu": Config(10, 2500, points=5, timings=8),
+    "cpu": Config(10, 1600, points=4, timings=8),
     "gpu": Config(10, 20_000, 40, 64, 500_000, 300_000, 384, 6, 6, every_method=True),
 }
 
