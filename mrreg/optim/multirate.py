@@ -15,6 +15,7 @@ from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import Group
 from mrreg.optim.engine import Engine
+from mrreg.optim.forward_hook import check_model
 from mrreg.optim.grad_control import GradControl
 from mrreg.optim.metrics import collect_metrics
 from mrreg.optim.plain_state import Layout, adapt_plain_state
@@ -27,7 +28,6 @@ from mrreg.optim.state_validation import (
 )
 from mrreg.optim.stepper import Stepper
 from mrreg.optim.sync_clock import describe_position, is_due, lr_per_step
-from mrreg.optim.training_window import check_model
 from mrreg.optim.validation import check_gradients, check_parts, check_phases, initial_groups
 
 
@@ -289,7 +289,7 @@ class Multirate(Optimizer):
 
         Clear the gradients that it leaves before the next step.
         """
-        return self._grad_control.all_trainable(self.param_groups)
+        return self._grad_control.all_trainable()
 
     def __enter__(self) -> Self:
         return self
