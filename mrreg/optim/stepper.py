@@ -4,7 +4,7 @@ import torch
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import local_all
-from mrreg.optim.accumulation import AccumulatedGradients, accumulate, ensure_accumulators
+from mrreg.optim.accumulation import accumulate, accumulated_gradients, ensure_accumulators
 from mrreg.optim.base_step import create_state, state_for_bases, step_groups, unwrapped_step
 from mrreg.optim.drift import (
     Group,
@@ -62,17 +62,13 @@ class Stepper:
 
     def _sync(self, groups: list[Group], state: State, ends: dict[int, int], now: int) -> None:
         """Let the base step on the groups that are due, and keep the directions of those that will be held."""
-        sums = [AccumulatedGradients(g, state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
         pending: list[PendingDrift] = []
 
         def prepare() -> None:
             pending.extend(self._begin(group, state) for group in groups if ends[id(group)] > now + 1)
 
-        try:
+        with accumulated_gradients(groups, state, now):
             step_groups(self.base, self.step, groups, prepare)
-        finally:
-            for each in sums:
-                each.restore()
         for group, params, finish in pending:
             if self._drift:
                 store(params, finish(), buffer_is_direction(self.base, group), state)
