@@ -1,7 +1,6 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -56,9 +55,7 @@ class Attachment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
