@@ -112,7 +112,11 @@ class MaskStepHooks:
 
     def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
         """Return clock, seed and the k of each mask that groups say, if masks can take them."""
-        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks])
+        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks], self._kept())
+
+    def _kept(self) -> tuple[int, ...]:
+        thin = (mask for mask, _ in self.masks if isinstance(mask, ThinMask))
+        return tuple(group.kept for mask in thin for group in mask.groups)
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
@@ -153,7 +157,7 @@ class MaskStepHooks:
             if k != mask.k:
                 mask.k = k
             mask._set_phase(clock, seed, first)
-        write_clock(optimizer.param_groups, clock, seed, ks)
+        write_clock(optimizer.param_groups, clock, seed, ks, self._kept())
 
     def _before_step(self, *call: Any) -> Call | None:
         return _eagerly(self._before)(*call)  # type: ignore[no-any-return]
