@@ -120,6 +120,7 @@ class Section:
         tolerance: How far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers.
         better: Which way a number of the rows has to differ from the paper's to be better.
         full: Presets that are as large as the paper's setting.
+        comparable: Presets in which numbers can be compared, network and data being the paper's; None is `full`.
         smaller: How the other presets differ from it, in a few words.
         presets: Presets whose records it shows, where not every preset has what it needs; None shows all.
         needs: What the presets need that is not at hand everywhere; said where there is no record.
@@ -138,6 +139,7 @@ class Section:
     tolerance: float | None = None
     better: Literal["higher", "lower"] = "higher"
     full: frozenset[str] = frozenset({"gpu", "paper"})
+    comparable: frozenset[str] | None = None
     smaller: str = "smaller network and data"
     presets: frozenset[str] | None = None
     needs: str = ""
