@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 
 from benchmarks.core.records import Record, Result
-from benchmarks.core.training import Curve
+from benchmarks.core.training import Curve, Trainer
 
 M = TypeVar("M")
 Options = Mapping[str, Any]
@@ -106,6 +106,7 @@ class Comparison(Generic[M]):
         first_seed: Of the seeds.
         scheduled: The training depends on how many steps it will have.
         patience: As in `training.Plan`, on the first split.
+        together: All seeds are one run: `build` makes one trainer for `job.seeds`, which evaluates to a list.
 
     Where "validation" is among the splits, trials too are evaluated on all of them and at every budget.
     """
@@ -121,6 +122,7 @@ class Comparison(Generic[M]):
     first_seed: int = 0
     scheduled: bool = False
     patience: int | None = None
+    together: bool = False
 
     @property
     def watched(self) -> bool:
@@ -138,6 +140,7 @@ class Job:
         device: Where to train.
         data_dir: Where real data are.
         name: Of the method.
+        seeds: All that are trained together, else the one.
     """
 
     what: Literal["costs", "trial", "compare"]
@@ -146,6 +149,7 @@ class Job:
     device: torch.device
     data_dir: Path | None
     name: str
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,8 @@ class Outcome(Generic[M]):
         relative: Seconds of a step on the way to the last of them, over the baseline's.
         by_steps: The training to the budgets of steps.
         by_seconds: The training to the budgets of seconds; the same one unless it is scheduled.
+        trainer: At the end of the latter.
+        place: Of the seed among those that were trained together.
     """
 
     what: str
@@ -177,6 +183,8 @@ class Outcome(Generic[M]):
     relative: float
     by_steps: Curve
     by_seconds: Curve
+    trainer: Trainer
+    place: int = 0
 
     def at_steps(self, split: str = "test") -> list[float]:
         """Return what was found at equal steps, budget by budget (up to where patience ended)."""

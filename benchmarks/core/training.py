@@ -24,8 +24,8 @@ class Trainer(Protocol):
     def step(self) -> object:
         """Take one optimizer step on the next batch."""
 
-    def evaluate(self, split: str) -> float:
-        """Return the number that methods are compared by, on the data of a split ("validation", "test")."""
+    def evaluate(self, split: str) -> Any:
+        """Return the number that methods are compared by, on the data of a split; one a seed if trained together."""
         ...
 
 
@@ -35,14 +35,14 @@ class Batches:
     Args:
         order: The batches of the next epoch, each as whatever `take` takes (indices, a slice).
         take: The batch itself.
-        generator: From which `order` draws; `take` may draw from it too.
+        generator: From which `order` draws; `take` may draw from it too. `stacked.Generators` of many seeds will do.
     """
 
     def __init__(
         self,
-        order: Callable[[torch.Generator], Sequence[Any]],
+        order: Callable[[Any], Sequence[Any]],
         take: Callable[[Any], Batch],
-        generator: torch.Generator,
+        generator: Any,
     ) -> None:
         self._order, self._take, self._generator = order, take, generator
         self._begun = generator.get_state()
@@ -158,7 +158,7 @@ class Loop:
     optimizer: Optimizer
     batches: Iterator[Batch]
     splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
-    metric: Callable[[nn.Module, Iterable[Batch]], float] = accuracy
+    metric: Callable[[nn.Module, Iterable[Batch]], Any] = accuracy
     loss: Callable[[Any, Tensor], Tensor] = cross_entropy
     before: Callable[[int], object] = lambda step: None
     after: Callable[[], object] = lambda: None
@@ -186,7 +186,7 @@ class Loop:
         self.loss_sum = self.loss_sum + loss.detach().double()
         self.loss_count += 1
 
-    def evaluate(self, split: str) -> float:
+    def evaluate(self, split: str) -> Any:
         """Return the metric on a split; on "train" the mean loss of the steps since it was last asked for."""
         if split == "train":
             mean = float(self.loss_sum) / self.loss_count
@@ -217,7 +217,7 @@ class Curve:
     `times` are the seconds of all steps up to each evaluation; evaluations are not in them.
     """
 
-    values: dict[str, dict[int, float]]
+    values: dict[str, dict[int, Any]]
     times: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     steps: int = 0
@@ -230,6 +230,11 @@ class Curve:
         """Take over a saved one."""
         self.values, self.times = state["values"], state["times"]
         self.seconds, self.steps = state["seconds"], state["steps"]
+
+    def share(self, place: int, count: int) -> "Curve":
+        """Return the part of one seed in the numbers and seconds of several that were trained together."""
+        values = {split: {step: each[place] for step, each in found.items()} for split, found in self.values.items()}
+        return Curve(values, self.times, self.seconds / count, self.steps)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ FILES = tuple(
 )
 MEAN, STD = 0.1307, 0.3081  # of the pixels of MNIST's training images
 CLASSES = 10
+IMAGES = {"mnist": 60_000, "digits": 1198}  # to train on
 NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits"}
 
 

@@ -13,7 +13,7 @@ KILLS = 5
 
 # Children are forked from a process that has imported torch already and computed nothing.
 SPIRAL = """
-from benchmarks.experiments.spiral.experiment import BENCHMARK as benchmark
+from benchmarks.experiments.spiral import BENCHMARK as benchmark
 """
 
 # Two trainings of about a second each, saved at every tenth of one.
@@ -22,8 +22,8 @@ from dataclasses import replace
 from benchmarks.core import checkpoints
 from benchmarks.core.comparison import Comparison
 from benchmarks.core.study import Study
-from benchmarks.experiments.mnist.models import Method
 from benchmarks.experiments.mnist.small import PRESETS, build, evenly
+from benchmarks.experiments.mnist.training import Method
 
 def comparisons(config):
     methods = {"dropout": Method("dropout", (0.2, 0.5)), "masks": Method("masks", (0.2, 0.5))}
