@@ -22,10 +22,9 @@ import mrreg
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values, above, metric
-from benchmarks.core.timing import interleaved
+from benchmarks.experiments.speed.common import LR, SpeedConfig, in_turns, runs
 from benchmarks.experiments.speed.finetune_networks import CLASSES, NETWORKS, Case
 
-LR = 1e-6  # so small that many steps on one batch leave ordinary numbers ordinary
 MOMENTUM = 0.9
 KS = (2, 5, 10)
 HAND = 0.97  # of the hand-written loop's speed, at least
@@ -34,11 +33,9 @@ TARGET = 2.0  # ResNet-34, float32, k = 5
 
 
 @dataclass(frozen=True)
-class SpeedConfig:
-    """The cases that are timed; `seeds` is the number of repeats, `hand` the k of the hand-written loop."""
+class FinetuneConfig(SpeedConfig):
+    """The cases that are timed; `hand` is the k of the hand-written loop."""
 
-    seeds: int
-    cases: tuple[Case, ...]
     hand: tuple[int, ...] = KS
 
 
@@ -54,9 +51,9 @@ GPU = tuple(
     for precision in ("fp32", "bf16")
 )
 PRESETS = {
-    "smoke": SpeedConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16")), hand=(5,)),
-    "cpu": SpeedConfig(5, CPU, hand=(5,)),
-    "gpu": SpeedConfig(21, GPU),
+    "smoke": FinetuneConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16")), hand=(5,)),
+    "cpu": FinetuneConfig(5, CPU, hand=(5,)),
+    "gpu": FinetuneConfig(21, GPU),
 }
 
 
@@ -139,7 +136,7 @@ def by_hand(task: Task, k: int) -> Callable[[], None]:
     return cycle
 
 
-def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+def execute(config: FinetuneConfig, run: Run, context: Context) -> list[Result]:
     """Predict, then measure, everything in turns."""
     case: Case = run.options
     origin = task(case, context.device)
@@ -148,7 +145,7 @@ def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
     calls = {"full": full(origin.copy())}
     calls |= {f"ours {k}": multirate(origin.copy(), k) for k in KS}
     calls |= {f"hand {k}": by_hand(origin.copy(), k) for k in config.hand}
-    timed = interleaved(calls, len(run.seeds), context.device, warmup=1)
+    timed = in_turns(calls, run, context, warmup=1)
     return [
         _result(report, {name: values[i] for name, values in timed.items()}, config.hand) for i in range(len(run.seeds))
     ]
@@ -164,10 +161,6 @@ def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, 
     for k in hand:
         result[f"against hand k={k}"] = seconds[f"hand {k}"] / seconds[f"ours {k}"]
     return result | {f"MiB {name}": size / 2**20 for name, size in report["bytes"].items()}
-
-
-def runs(config: SpeedConfig) -> list[Run]:
-    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 
 def _near(case: Case, k: int) -> Values:
@@ -218,16 +211,12 @@ def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> li
 def _section(preset: str, note: str) -> Section:
     config = PRESETS[preset]
     return Section(
-        "",
-        f"Fine-tuning with a fast head against full fine-tuning, {preset.upper()}",
-        center="median",
+        "", f"Fine-tuning with a fast head against full fine-tuning, {preset.upper()}", center="median",
         rows=tuple(row for case in config.cases for row in _rows(case)),
         claims=tuple(claim for case in config.cases for claim in _claims(case, config.hand)),
-        full=frozenset({preset}),
-        presets=frozenset({preset}),
-        note=note,
+        full=frozenset({preset}), presets=frozenset({preset}), note=note,
         facts=partial(_facts, config.cases, config.hand),
-    )
+    )  # fmt: skip
 
 
 SECTIONS = (

@@ -14,21 +14,13 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its batch, and the precision of its forward.
-
-    Args:
-        network: One of `NETWORKS`.
-        batch: Examples a step.
-        size: Pixels along a side, or tokens.
-        precision: "fp32", or "bf16" for autocast.
-        target: The speed-up at k = 5 that the library promises; None promises nothing.
-    """
+    """A network, its batch, and the precision of its forward."""
 
     network: str
-    batch: int
-    size: int
-    precision: str = "fp32"
-    target: float | None = None
+    batch: int  # examples a step
+    size: int  # pixels along a side, or tokens
+    precision: str = "fp32"  # or "bf16" for autocast
+    target: float | None = None  # the speed-up at k = 5 that the library promises; None promises nothing
 
     @property
     def name(self) -> str:
