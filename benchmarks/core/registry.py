@@ -12,19 +12,12 @@ from benchmarks.core.runner import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget.
+    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget."""
 
-    Args:
-        module: Its name below `benchmarks`.
-        summary: One line for `list` and `--help`.
-        share: How much of the budget of `all` it gets, relative to the others.
-        needs: Packages that it imports beside those of the extra `demo`.
-    """
-
-    module: str
-    summary: str
-    share: float = 1.0
-    needs: tuple[str, ...] = ()
+    module: str  # its name below `benchmarks`
+    summary: str  # one line for `list` and `--help`
+    share: float = 1.0  # how much of the budget of `all` it gets, relative to the others
+    needs: tuple[str, ...] = ()  # packages that it imports beside those of the extra `demo`
 
     def missing(self) -> list[str]:
         """Return the needed packages that are not installed."""

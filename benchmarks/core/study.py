@@ -50,29 +50,20 @@ class Task(Generic[M]):
 
 @dataclass(frozen=True)
 class Study(Generic[C, M]):
-    """An experiment that compares methods.
+    """An experiment that compares methods."""
 
-    Args:
-        name: As on the command line.
-        presets: Configurations by name.
-        comparisons: What is compared under a configuration, in the order in which it is worth having.
-        build: Makes the trainer of a method and a seed. Seeds torch's random state itself.
-        metric: What `Trainer.evaluate` returns, in a word, and its unit.
-        lower: Less of it is better.
-        result: What is kept of a training; None keeps `default_result`.
-        measure: What else is measured of the trainers whose steps are timed.
-        data: On which data a configuration trains, in words.
-    """
-
-    name: str
-    presets: Mapping[str, C]
+    name: str  # as on the command line
+    presets: Mapping[str, C]  # configurations by name
+    # what is compared under a configuration, in the order in which it is worth having
     comparisons: Callable[[C], Sequence[Comparison[M]]]
+    # makes the trainer of a method and a seed. Seeds torch's random state itself
     build: Callable[[C, M, int, Job], Trainer]
-    metric: str = "accuracy"
-    lower: bool = False
-    result: Callable[[C, Outcome[M]], Result] | None = None
+    metric: str = "accuracy"  # what `Trainer.evaluate` returns, in a word, and its unit
+    lower: bool = False  # less of it is better
+    result: Callable[[C, Outcome[M]], Result] | None = None  # what is kept of a training; None keeps `default_result`
+    # what else is measured of the trainers whose steps are timed
     measure: Callable[[Mapping[str, Trainer]], Result] = lambda trainers: {}
-    data: str | Callable[[C], str] = ""
+    data: str | Callable[[C], str] = ""  # on which data a configuration trains, in words
 
     def benchmark(self, sections: Sequence[Section] = ()) -> Benchmark[C]:
         """Return the study as a benchmark with what the report shows of it."""

@@ -138,32 +138,21 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
 
 @dataclass
 class Loop:
-    """The ordinary training loop, as a `Trainer`.
+    """The ordinary training loop, as a `Trainer`."""
 
-    Args:
-        model: Takes all of a batch but the labels.
-        optimizer: Over its parameters.
-        batches: To train on.
-        splits: To evaluate on: batches by the name of the split.
-        metric: What is evaluated.
-        loss: Of outputs and labels.
-        before: Called with the number of steps taken so far before each step: a schedule as a function of the step.
-        after: Called after every step.
-        forward: A context for the forward pass (autocast).
-        scheduler: Steps after every step; saved with the training.
-        resumable: State of everything is in model, optimizer, scheduler and batches; False where `after` keeps more.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    batches: Iterator[Batch]
+    model: nn.Module  # takes all of a batch but the labels
+    optimizer: Optimizer  # over its parameters
+    batches: Iterator[Batch]  # to train on
+    # to evaluate on: batches by the name of the split
     splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
-    metric: Callable[[nn.Module, Iterable[Batch]], Any] = accuracy
-    loss: Callable[[Any, Tensor], Tensor] = cross_entropy
+    metric: Callable[[nn.Module, Iterable[Batch]], Any] = accuracy  # what is evaluated
+    loss: Callable[[Any, Tensor], Tensor] = cross_entropy  # of outputs and labels
+    # called with the number of steps taken so far before each step: a schedule as a function of the step
     before: Callable[[int], object] = lambda step: None
-    after: Callable[[], object] = lambda: None
-    forward: Callable[[], AbstractContextManager[Any]] = nullcontext
-    scheduler: Any = None
+    after: Callable[[], object] = lambda: None  # called after every step
+    forward: Callable[[], AbstractContextManager[Any]] = nullcontext  # a context for the forward pass (autocast)
+    scheduler: Any = None  # steps after every step; saved with the training
+    # state of everything is in model, optimizer, scheduler and batches; False where `after` keeps more
     resumable: bool = True
     steps: int = 0
     loss_sum: Tensor | float = 0.0
@@ -239,19 +228,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Plan:
-    """The length of a training, and its evaluations.
+    """The length of a training, and its evaluations."""
 
-    Args:
-        at: After how many steps to evaluate; the last one ends the training.
-        splits: On what.
-        patience: End after so many evaluations without a new best one on the first split; None never does.
-        lower: Less is better.
-    """
-
-    at: Collection[int]
-    splits: Sequence[str]
+    at: Collection[int]  # after how many steps to evaluate; the last one ends the training
+    splits: Sequence[str]  # on what
+    # end after so many evaluations without a new best one on the first split; None never does
     patience: int | None = None
-    lower: bool = False
+    lower: bool = False  # less is better
 
     def ended(self, curve: Curve) -> bool:
         """Tell whether the training has gone on for long enough."""

@@ -11,25 +11,15 @@ DIGITS = 2
 
 @dataclass(frozen=True)
 class Race:
-    """Two methods of a record that are watched over time.
+    """Two methods of a record that are watched over time."""
 
-    Args:
-        name: What ours is called in the sentence.
-        ours: The method of this library, as the record names it.
-        rival: What it is compared with.
-        on: On what, in words that end the sentence.
-        curve: The name of the lists of accuracies in the results.
-        time: The name of the lists of seconds or epochs.
-        unit: What `time` counts, in a word.
-    """
-
-    name: str
-    ours: str
-    rival: str
-    on: str
-    curve: str = "accuracy by time"
-    time: str = "seconds"
-    unit: str = "time"
+    name: str  # what ours is called in the sentence
+    ours: str  # the method of this library, as the record names it
+    rival: str  # what it is compared with
+    on: str  # on what, in words that end the sentence
+    curve: str = "accuracy by time"  # the name of the lists of accuracies in the results
+    time: str = "seconds"  # the name of the lists of seconds or epochs
+    unit: str = "time"  # what `time` counts, in a word
 
     def said(self, record: Record) -> str:
         """Return when ours reached the rival's last accuracy, or by how much it stayed away from it.

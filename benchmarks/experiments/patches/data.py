@@ -46,25 +46,15 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Patched:
-    """Images with, without, or only a patch.
+    """Images with, without, or only a patch."""
 
-    Args:
-        x: Images in bytes, (n, 3, 32, 32).
-        y: Their classes, (n).
-        image: One where there is an image, else zero, (n).
-        patch: One where there is a patch, else zero, (n).
-        shift: The s of each patch, (n).
-        patterns: z and zeta.
-        side: How many pixels of a side are shown, those in the middle; even.
-    """
-
-    x: Tensor
-    y: Tensor
-    image: Tensor
-    patch: Tensor
-    shift: Tensor
-    patterns: Patterns
-    side: int = SIDE
+    x: Tensor  # images in bytes, (n, 3, 32, 32)
+    y: Tensor  # their classes, (n)
+    image: Tensor  # one where there is an image, else zero, (n)
+    patch: Tensor  # one where there is a patch, else zero, (n)
+    shift: Tensor  # the s of each patch, (n)
+    patterns: Patterns  # z and zeta
+    side: int = SIDE  # how many pixels of a side are shown, those in the middle; even
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The images of an index as a network sees them, (len(index), 3, side, side), and their classes."""

@@ -37,15 +37,10 @@ BOTH = "merged, both copies at every step"
 
 @dataclass(frozen=True)
 class Method:
-    """One network with a step size, or two copies of it that are merged every K steps.
+    """One network with a step size, or two copies of it that are merged every K steps."""
 
-    Args:
-        lr: Of the network, or of the fast copy.
-        period: Steps from one gradient of the slow copy to the next; None has no slow copy.
-    """
-
-    lr: float
-    period: int | None = None
+    lr: float  # of the network, or of the fast copy
+    period: int | None = None  # steps from one gradient of the slow copy to the next; None has no slow copy
 
 
 METHODS = {SMALL: Method(FAST), LARGE: Method(SLOW), MERGED: Method(FAST, K), BOTH: Method(FAST, 1)}

@@ -37,33 +37,20 @@ HELD_OUT_ROWS = 50  # of a batch of held-out text; every 35 words are read on th
 
 @dataclass(frozen=True)
 class PtbConfig:
-    """The text, the length of trainings, and the p that are tried; None is all of the text or words.
+    """The text, the length of trainings, and the p that are tried; None is all of the text or words."""
 
-    Args:
-        seeds: Of the comparison; the search has one of its own.
-        epochs: At most so many.
-        p: What is tried for each of dropout, masks and unit masks.
-        patience: Training ends after so many epochs without a new minimum of the validation loss; None never does.
-        batch: Rows of a batch of 35 words each.
-        tokens: Of the training text.
-        words: How many different ones; the others are `<unk>`.
-        held_out: Tokens of the validation and of the test text.
-        width: Of the model.
-        without_momentum: Make the figure with momentum 0 too; else SGD alone, with one seed.
-        bfloat16: Multiply matrices in bfloat16.
-    """
-
-    seeds: int
-    epochs: int
-    p: tuple[float, ...]
+    seeds: int  # of the comparison; the search has one of its own
+    epochs: int  # at most so many
+    p: tuple[float, ...]  # what is tried for each of dropout, masks and unit masks
+    # training ends after so many epochs without a new minimum of the validation loss; None never does
     patience: int | None = None
-    batch: int = 128
-    tokens: int | None = None
-    words: int | None = None
-    held_out: int | None = None
-    width: int = 200
-    without_momentum: bool = False
-    bfloat16: bool = False
+    batch: int = 128  # rows of a batch of 35 words each
+    tokens: int | None = None  # of the training text
+    words: int | None = None  # how many different ones; the others are `<unk>`
+    held_out: int | None = None  # tokens of the validation and of the test text
+    width: int = 200  # of the model
+    without_momentum: bool = False  # make the figure with momentum 0 too; else SGD alone, with one seed
+    bfloat16: bool = False  # multiply matrices in bfloat16
 
 
 PRESETS = {

@@ -17,22 +17,15 @@ MINIMUM = "minimum validation loss"
 
 @dataclass(frozen=True)
 class Method:
-    """A way to regularize the encoder layers.
+    """A way to regularize the encoder layers."""
 
-    Args:
-        kind: "masks" on every weight matrix of the encoder layers, entry by entry; "unit masks" are what
-            `mrreg.swap_dropout` makes of these layers' dropout, rescaled as dropout is.
-        p: Probability of being dropped, or of being slow.
-        k: Steps of a cycle of masks.
-        boost: h_S / h_F; None is k.
-        momentum: Of SGD.
-    """
-
+    # "masks" on every weight matrix of the encoder layers, entry by entry; "unit masks" are what `mrreg.swap_dropout`
+    # makes of these layers' dropout, rescaled as dropout is
     kind: Literal["SGD", "dropout", "masks", "unit masks"] = "SGD"
-    p: float = 0.0
-    k: int = 5
-    boost: float | None = None
-    momentum: float = 0.9
+    p: float = 0.0  # probability of being dropped, or of being slow
+    k: int = 5  # steps of a cycle of masks
+    boost: float | None = None  # h_S / h_F; None is k
+    momentum: float = 0.9  # of SGD
 
 
 SEARCHED = {"dropout": Method("dropout"), "masks": Method("masks"), "unit masks": Method("unit masks")}

@@ -20,6 +20,7 @@ class Glue:
     """The name of a task in `datasets`, and the columns of its sentences and labels there and in GLUE's files."""
 
     name: str
+    count: int  # of training texts
     texts: tuple[str, ...]
     columns: tuple[str, ...] = ("sentence1", "sentence2")
     label: str = "label"
@@ -28,12 +29,17 @@ class Glue:
 
 
 GLUE = {
-    "SST-2": Glue("sst2", ("sentence",), ("sentence",)),
-    "RTE": Glue("rte", ("sentence1", "sentence2")),
-    "WNLI": Glue("wnli", ("sentence1", "sentence2")),
-    "QNLI": Glue("qnli", ("question", "sentence"), ("question", "sentence")),
+    "SST-2": Glue("sst2", 67_349, ("sentence",), ("sentence",)),
+    "RTE": Glue("rte", 2_490, ("sentence1", "sentence2")),
+    "WNLI": Glue("wnli", 635, ("sentence1", "sentence2")),
+    "QNLI": Glue("qnli", 104_743, ("question", "sentence"), ("question", "sentence")),
     "MNLI": Glue(
-        "mnli", ("premise", "hypothesis"), label="gold_label", dev="dev_matched", validation="validation_matched"
+        "mnli",
+        392_702,
+        ("premise", "hypothesis"),
+        label="gold_label",
+        dev="dev_matched",
+        validation="validation_matched",
     ),
 }
 

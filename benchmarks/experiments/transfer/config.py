@@ -11,19 +11,12 @@ from benchmarks.experiments.transfer.methods import FEW, MULTIRATE_HELD, PAPER
 
 @dataclass(frozen=True)
 class Variant:
-    """A comparison that differs from the paper's main one.
+    """A comparison that differs from the paper's main one."""
 
-    Args:
-        decay: The learning rate falls linearly to 0.
-        weight_decay: As in torch.optim.SGD.
-        own: Every method has the learning rate that a search found for it.
-        few: It has `few` seeds, and not `seeds`.
-    """
-
-    decay: bool = False
-    weight_decay: float = 0.0
-    own: bool = False
-    few: bool = False
+    decay: bool = False  # the learning rate falls linearly to 0
+    weight_decay: float = 0.0  # as in torch.optim.SGD
+    own: bool = False  # every method has the learning rate that a search found for it
+    few: bool = False  # it has `few` seeds, and not `seeds`
 
 
 CONSTANT, OWN, DECAY, WEIGHT_DECAY = "constant lr", "own lr", "linear decay", "weight decay"

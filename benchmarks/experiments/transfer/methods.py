@@ -14,21 +14,13 @@ K, MOMENTUM = 5, 0.9
 
 @dataclass(frozen=True)
 class Method:
-    """The parts of a network that train, and how often; parts are counted from the last.
+    """The parts of a network that train, and how often; parts are counted from the last."""
 
-    Args:
-        trained: How many parts train; None is all of them.
-        fast: How many parts train at every step, the others at every K-th; None is ordinary training.
-        slow_lr: The learning rate of slow parts, as `MultirateSGD` takes it.
-        gradual: One more part trains from each epoch on.
-        lr: The learning rate; None is that of the comparison.
-    """
-
-    trained: int | None = None
-    fast: int | None = None
-    slow_lr: str = "coupled"
-    gradual: bool = False
-    lr: float | None = None
+    trained: int | None = None  # how many parts train; None is all of them
+    fast: int | None = None  # how many parts train at every step, the others at every K-th; None is ordinary training
+    slow_lr: str = "coupled"  # the learning rate of slow parts, as `MultirateSGD` takes it
+    gradual: bool = False  # one more part trains from each epoch on
+    lr: float | None = None  # the learning rate; None is that of the comparison
 
 
 FULL, FC, BLOCK, GRADUAL = "full fine-tuning", "fc only", "last block + fc only", "gradual unfreezing"
