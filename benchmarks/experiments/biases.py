@@ -22,7 +22,8 @@ from benchmarks.core.records import Result
 from benchmarks.core.sections import Claim, Curves, Row, Section, gain, metric
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
-from benchmarks.data.cifar import IMAGES, Images, cifar10, normal
+from benchmarks.data.cifar import IMAGES, cifar10, normal
+from benchmarks.data.images import Images
 
 LR, K, BATCH = 0.1, 10, 128  # h / k and k of the paper's h = 1, k = 10
 PAD = 4  # augmentation: a random crop of the image padded by so many pixels, and a random flip

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.data.cifar import CLASSES, Images, normal
+from benchmarks.data.cifar import CLASSES, normal
+from benchmarks.data.images import Images
 
 SIZE, SIDE, START = 7, 32, 12  # of the patch; of the image; first row and column of the patch
 Z_STD, ZETA, ONLY = 1.25, 0.1, 1.75  # sqrt(1.5625); the patterns' bounds; the strength of a patch without image

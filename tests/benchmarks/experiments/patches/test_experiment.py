@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import load
-from benchmarks.data.cifar import Images
+from benchmarks.data.images import Images
 from benchmarks.experiments.patches import data as patches_data
 from benchmarks.experiments.patches import experiment as patches
 

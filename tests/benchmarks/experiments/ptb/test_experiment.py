@@ -9,15 +9,16 @@ import torch
 from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load, new
 from benchmarks.experiments.ptb import experiment as ptb
-from benchmarks.experiments.ptb.methods import (
+from benchmarks.experiments.ptb.experiment import (
     COMPARED,
     H_S,
     MINIMUM,
+    SECTIONS,
     TABLES,
     WITHOUT_MOMENTUM,
+    facts,
     search,
 )
-from benchmarks.experiments.ptb.report import SECTIONS, facts
 from benchmarks.report import pages as report
 from benchmarks.report.paper import ITEMS
 
