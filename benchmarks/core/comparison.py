@@ -24,6 +24,11 @@ def evenly(steps: int, points: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, steps * i // points) for i in range(1, points + 1)}))
 
 
+def each_epoch(steps: int, epochs: int) -> tuple[int, ...]:
+    """Return budgets of steps that end with every epoch."""
+    return tuple(steps * done for done in range(1, epochs + 1))
+
+
 def named(options: Options) -> str:
     """Return options in words, as the record has them."""
     return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"

@@ -1,9 +1,10 @@
 """The report of a study: methods at equal steps, at equal seconds, and the cost of their steps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.core import stats
+from benchmarks.core.comparison import Search, named
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Bars, Claim, Curves, Row, Section, gain, metric
 
@@ -75,3 +76,16 @@ def differences(record: Record, pairs: Sequence[tuple[str, str]], name: str, uni
     """Return paired differences of methods, in words, where both have run."""
     found = {pair: gain(*pair, name)(record) for pair in pairs}
     return [stats.sentence(*pair, values, unit) for pair, values in found.items() if values]
+
+
+def searched(record: Record, search: Search, methods: Iterable[str], digits: int = 1, sign: int = 1) -> list[str]:
+    """Return what was tried for each method, what it gave on validation data (`sign` times the score), what is used."""
+    said = []
+    for method in methods:
+        chosen = search.chosen(record, method)
+        tried = [
+            f"{named(options)}: {sign * score:.{digits}f}{' (chosen)' if options == chosen else ''}"
+            for options, score in search.tried(record, method)
+        ]
+        said += [f"Search on validation data, {method}: {'; '.join(tried)}."] if tried else []
+    return said

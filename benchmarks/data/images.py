@@ -1,5 +1,6 @@
 """Images with labels, split for a search, a comparison and a test."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +31,11 @@ class Images:
         """Return the same without the last training images, kept for validation."""
         kept = len(self.y) - size
         return replace(self, x=self.x[:kept], y=self.y[:kept])
+
+    def held_out(self, size: int, prepare: Callable[[Tensor], Tensor] = lambda x: x) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the images to evaluate on, so many at a time."""
+        for x, y in zip(torch.split(self.test_x, size), torch.split(self.test_y, size), strict=True):
+            yield prepare(x), y
 
     def drawn(self, count: int | None, generator: torch.Generator) -> Self:
         """Return a random choice of the training images; all, in their order, if None.

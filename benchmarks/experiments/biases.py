@@ -4,7 +4,7 @@ Differs from the paper: it does not give the number of epochs, the momentum here
 `gpu` and `paper` use the 3x3 stem that is usual on 32x32 images, `cpu` a ResNet-8 of width 8 on a part of the images.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 from torchvision.models.resnet import BasicBlock
 
 import mrreg
-from benchmarks.core.comparison import Comparison, Job, Outcome
+from benchmarks.core.comparison import Comparison, Job, Outcome, each_epoch
 from benchmarks.core.records import Result
 from benchmarks.core.sections import Claim, Curves, Row, Section, gain, metric
 from benchmarks.core.study import Study
@@ -26,6 +26,7 @@ from benchmarks.data.cifar import IMAGES, cifar10, normal
 from benchmarks.data.images import Images
 
 LR, K, BATCH = 0.1, 10, 128  # h / k and k of the paper's h = 1, k = 10
+CHUNK = 500  # images evaluated at once
 PAD = 4  # augmentation: a random crop of the image padded by so many pixels, and a random flip
 
 
@@ -117,15 +118,10 @@ def batches(data: Images, augmented: bool, generator: torch.Generator) -> Batche
     return Batches(shuffled(len(data.y), BATCH), take, generator)
 
 
-def held_out(data: Images) -> Iterator[Batch]:
-    for x, y in zip(data.test_x.split(500), data.test_y.split(500), strict=True):  # type: ignore[no-untyped-call]
-        yield normal(x), y
-
-
 def comparisons(config: BiasesConfig) -> list[Comparison[Method]]:
     """Return all methods, evaluated after every epoch."""
     epoch = -(-(config.images or IMAGES) // BATCH)
-    return [Comparison(METHODS, config.seeds, tuple(epoch * done for done in range(1, config.epochs + 1)))]
+    return [Comparison(METHODS, config.seeds, each_epoch(epoch, config.epochs))]
 
 
 def build(config: BiasesConfig, method: Method, seed: int, job: Job) -> Loop:
@@ -137,7 +133,7 @@ def build(config: BiasesConfig, method: Method, seed: int, job: Job) -> Loop:
         net,
         optimizer(method, net, config.momentum),
         batches(data, method.augmented, torch.Generator().manual_seed(seed)),
-        {"test": partial(held_out, data)},
+        {"test": partial(data.held_out, CHUNK, normal)},
         forward=partial(torch.autocast, job.device.type, torch.bfloat16, enabled=config.bfloat16),
     )
 

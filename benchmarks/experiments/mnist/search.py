@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Literal
 
 from benchmarks.core import stats
-from benchmarks.core.comparison import Comparison, Job, Outcome
+from benchmarks.core.comparison import Comparison, Job, Outcome, each_epoch
 from benchmarks.core.records import Record, Result
 from benchmarks.core.sections import Paper, Row, Section, metric
 from benchmarks.core.study import Study
@@ -96,7 +96,7 @@ def _method(reading: str, k: int) -> str:
 
 def epochs(data: str, batch: int, count: int) -> tuple[int, ...]:
     """Return the steps after each epoch."""
-    return tuple(-(-mnist_data.IMAGES[data] // batch) * done for done in range(1, count + 1))
+    return each_epoch(-(-mnist_data.IMAGES[data] // batch), count)
 
 
 def comparisons(config: SearchConfig) -> list[Comparison[tuple[Reading, int]]]:

@@ -17,7 +17,7 @@ from benchmarks.core.sections import Curves, Section, gain
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown
 from benchmarks.data import mnist as mnist_data
-from benchmarks.experiments.mnist.training import Method, Setting, Structure, Training, begin, held_out
+from benchmarks.experiments.mnist.training import CHUNK, Method, Setting, Structure, Training, begin
 
 PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.7, 0.5))
 SINGLES = tuple((0.0, p) for p in (0.3, 0.5, 0.7))  # where only hidden units are left out
@@ -112,7 +112,8 @@ def build(config: SmallConfig, method: Method, seed: int, job: Job) -> Training:
     """Return the training of one network on its own draw of the images."""
     digits = replace(mnist_data.load(config.data, job.data_dir).to(job.device), draw=job.setting)
     loop = begin(method, Setting(config.batch, config.width), digits.without_last(config.validation), [seed])
-    return replace(loop, splits={**loop.splits, "validation": partial(held_out, digits.validation(config.validation))})
+    validation = digits.validation(config.validation)
+    return replace(loop, splits={**loop.splits, "validation": partial(validation.held_out, CHUNK)})
 
 
 def result(config: SmallConfig, outcome: Outcome[Method]) -> Result:

@@ -1,6 +1,6 @@
 """The methods of the MNIST benchmarks, their network (one hidden layer) and its training, of one seed or of many."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core.stacked import Generators, StackedLinear
-from benchmarks.core.training import Batch, Batches, Loop, cross_entropy, percent_right
+from benchmarks.core.training import Batches, Loop, cross_entropy, percent_right
 from benchmarks.data.mnist import CLASSES, Digits
 
 ORDER_STREAM = 10_000  # added to a seed, so that the order of the images is not tied to the choice of them
@@ -132,7 +132,7 @@ def begin(method: Method, setting: Setting, digits: Digits, seeds: Sequence[int]
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr, momentum=setting.momentum)
     torch.manual_seed(seeds[0])  # dropout draws from the global generator
     loop = Training(model, optimizer, batches_of(digits, seeds, setting.batch, stacked=setting.stacked))
-    loop.splits = {"test": partial(held_out, digits, count)}
+    loop.splits = {"test": partial(digits.held_out, CHUNK, lambda x: x.expand(count, *x.shape) if count else x)}
     loop.loss = lambda logits, y: cross_entropy(logits, y) * (count or 1)  # the sum over seeds of each seed's mean
     if method.kind == "masks":
         handle = mrreg.attach(optimizer, model, seed=seeds[0])
@@ -158,9 +158,3 @@ def batches_of(digits: Digits, seeds: Sequence[int], size: int, *, stacked: bool
 
     generators = Generators([ORDER_STREAM + seed for seed in seeds])
     return Batches(order, lambda index: (digits.x[index], digits.y[index]), generators)
-
-
-def held_out(digits: Digits, stacked: int = 0) -> Iterator[Batch]:
-    """Yield the test images in parts, (n, ...), or once for each of the stacked networks, (stacked, n, ...)."""
-    for x, y in zip(torch.split(digits.test_x, CHUNK), torch.split(digits.test_y, CHUNK), strict=True):
-        yield (x.expand(stacked, *x.shape) if stacked else x), y

@@ -14,10 +14,11 @@ from torch import Tensor
 
 import mrreg
 from benchmarks.core import stats
-from benchmarks.core.comparison import Comparison, Job, Outcome, Search
+from benchmarks.core.comparison import Comparison, Job, Outcome, Search, each_epoch
 from benchmarks.core.records import Record, Result
 from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, gain, rows
 from benchmarks.core.study import Study
+from benchmarks.core.study_sections import searched
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.experiments.ptb.data import TOKENS, penn_treebank
 from benchmarks.experiments.ptb.model import LENGTH, LR, Method, network
@@ -65,12 +66,11 @@ def comparisons(config: PtbConfig) -> list[Comparison[Method]]:
     """Return search and figure, SGD with momentum 0, tables, unit masks, all with momentum 0."""
     length = (config.tokens or TOKENS["train"]) // config.batch  # of a row
     epoch = -(-(length - 1) // LENGTH)
-    budgets = tuple(epoch * done for done in range(1, config.epochs + 1))
 
-    def compared(names: Iterable[str], *searched: str, seeds: int = config.seeds) -> Comparison[Method]:
+    def compared(names: Iterable[str], *tuned: str, seeds: int = config.seeds) -> Comparison[Method]:
         return Comparison(
-            {name: METHODS[name] for name in names}, seeds, budgets, search=search(config.p, *searched),
-            splits=("validation", "test", "train"), patience=config.patience,
+            {name: METHODS[name] for name in names}, seeds, each_epoch(epoch, config.epochs),
+            search=search(config.p, *tuned), splits=("validation", "test", "train"), patience=config.patience,
         )  # fmt: skip
 
     return [
@@ -232,8 +232,7 @@ PLAIN = Section(
 
 def facts(record: Record) -> Sequence[str]:
     """Return what the search found, when each method was best, the two momenta, and the differences of methods."""
-    found = {name: search(record.config["p"], name).tried(record, name) for name in SEARCHED}
-    said = [_search(name, {options["p"]: -score for options, score in tried}) for name, tried in found.items() if tried]
+    said = searched(record, search(record.config["p"], *SEARCHED), SEARCHED, digits=3, sign=-1)
     curves = {name: record.curves(name, "validation loss per epoch") for name in ("SGD", "SGD, momentum 0")}
     said += [_course(name, curve[0]) for name, curve in curves.items() if 0 in curve]
     epochs = {name: stats.summarize(record.numbers(name, "epoch of the minimum").values()) for name in COMPARED}
@@ -242,14 +241,6 @@ def facts(record: Record) -> Sequence[str]:
     pairs = (("dropout", "SGD"), ("unit masks", "SGD"), ("unit masks", "dropout"))
     differences = {pair: gain(*pair, MINIMUM)(record) for pair in pairs}
     return said + [stats.sentence(*pair, each, "nats", digits=3) for pair, each in differences.items() if len(each) > 1]
-
-
-def _search(name: str, losses: dict[float, float]) -> str:
-    """Return the loss of each p, and the chosen one; at an edge of what was tried, a better one may lie outside."""
-    tried = ", ".join(f"{loss:.3f} with {p:g}" for p, loss in losses.items())
-    best = min(losses, key=losses.__getitem__)
-    edge = {min(losses): ", the smallest that was tried", max(losses): ", the largest that was tried"}.get(best, "")
-    return f"Search for p, one seed, {name}: {tried}; chosen {best:g}{edge if len(losses) > 1 else ''}."
 
 
 def _course(name: str, curve: list[float]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.core.comparison import Comparison, Job, Outcome
+from benchmarks.core.comparison import Comparison, Job, Outcome, each_epoch
 from benchmarks.core.records import Result
 from benchmarks.core.study import Study
 from benchmarks.core.training import Loop
@@ -104,7 +104,7 @@ def _comparison(
 ) -> Comparison[Recipe]:
     """Compare after the last epoch, or after every one where a curve is drawn."""
     count = min(each for each in (setting.texts, config.pool, GLUE[setting.name].count) if each is not None)
-    ends = tuple(count // setting.batch * done for done in range(1, setting.epochs + 1))
+    ends = each_epoch(count // setting.batch, setting.epochs)
     return Comparison(methods, config.seeds, ends if curve else ends[-1:], setting=setting)
 
 

@@ -16,8 +16,8 @@ from benchmarks.core.comparison import Comparison, Costs, Job, Outcome, evenly
 from benchmarks.core.records import Record, Result
 from benchmarks.core.sections import Bars, Claim, Curves, Row, Section, Values, gain, metric
 from benchmarks.core.study import Study
+from benchmarks.core.study_sections import searched
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
-from benchmarks.data.images import Images
 from benchmarks.experiments.transfer import data as transfer_data
 from benchmarks.experiments.transfer.config import (
     BLOCK,
@@ -106,14 +106,12 @@ def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
     batches: Iterator[Batch] = Batches(order, take, torch.Generator().manual_seed(seed))
     if job.what == "costs":
         batches = repeat(next(batches))
-    splits = {"validation": data.validation(config.validation), "test": data}
-    shown = {name: partial(_held_out, config, each.to(job.device)) for name, each in splits.items()}
-    return Loop(net, stepper, batches, shown, before=before)
-
-
-def _held_out(config: TransferConfig, task: Images) -> Iterator[Batch]:
-    for x, y in zip(task.test_x.split(CHUNK), task.test_y.split(CHUNK), strict=True):  # type: ignore[no-untyped-call]
-        yield prepare(x, config.pixels), y
+    large = partial(prepare, size=config.pixels)
+    splits = {
+        name: partial(each.to(job.device).held_out, CHUNK, large)
+        for name, each in (("validation", data.validation(config.validation)), ("test", data))
+    }
+    return Loop(net, stepper, batches, splits, before=before)
 
 
 def rate(config: TransferConfig, method: Method, variant: Variant) -> float:
@@ -258,19 +256,7 @@ def _speed(pair: Pair, presets: frozenset[str]) -> Section:
 
 
 def _facts(record: Record, *, pair: Pair) -> list[str]:
-    """Return what the search found, for every method at every learning rate."""
-    tuned = search(pair, record.config["lrs"])
-    found = {method: tuned.tried(record, method) for method in pair.methods(OWN)}
-    return [
-        f"{method}: "
-        + ", ".join(
-            f"lr {options['lr']:g} {score:.1f} %" + (" (chosen)" if options == tuned.chosen(record, method) else "")
-            for options, score in tried
-        )
-        + " on the validation images."
-        for method, tried in found.items()
-        if tried
-    ]
+    return searched(record, search(pair, record.config["lrs"]), pair.methods(OWN))
 
 
 STUDY = Study("transfer", PRESETS, comparisons, build, result=result, data=data_of)
