@@ -1,23 +1,13 @@
 """Methods compared at equal steps and at equal seconds: search, timing, comparison and resuming for any experiment.
 
-An experiment names its methods (frozen dataclasses), the `Comparison`s that follow from a configuration, and builds a
-training:
-
-    def comparisons(config):                       # names in the record and numbers of steps, no data yet
-        return [Comparison(METHODS, config.seeds, evenly(config.steps, 5),
-                           costs=Costs("plain"), search=Search({"dropout": [{"p": 0.2}, {"p": 0.5}]}))]
-
-    def build(config, method, seed, job):          # a Trainer: step() and evaluate(split); usually a `training.Loop`
-        ...
-
-    STUDY = Study("name", PRESETS, comparisons, build, data="scikit-learn's digits")
-    BENCHMARK = STUDY.benchmark(sections)
+An experiment names its methods (frozen dataclasses), the `Comparison`s that follow from a configuration, and builds
+trainings, usually `training.Loop`s; docs/adding-an-experiment.md has a whole one.
 
 Everything else follows. Options of a method are tried on "validation" with seeds that the comparison does not use; the
 best ones replace the method's fields. A step of every method is timed with all methods in turns in one process. Then
 every method and seed is trained once, for as many steps as its budgets of steps and of the baseline's seconds ask for,
 and evaluated on "test" at each of them. Where a schedule depends on the length of a training (`scheduled`), equal steps
-and equal seconds are two trainings. `study_sections` makes the report. See docs/adding-an-experiment.md.
+and equal seconds are two trainings. `study_sections` makes the report.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

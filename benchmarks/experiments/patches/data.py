@@ -12,7 +12,7 @@ Which image is what, and its s, are drawn once: it is a data set. The published 
 (cwein3/large-lr-code) draws them anew whenever an image is shown, and puts the patch in the place of the pixels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,10 +69,8 @@ class Patched:
         return whole[:, :, shown, shown], y
 
     def to(self, device: torch.device) -> "Patched":
-        x, y, image, patch, shift = (
-            part.to(device) for part in (self.x, self.y, self.image, self.patch, self.shift)
-        )  # fmt: skip
-        return Patched(x, y, image, patch, shift, self.patterns.to(device), self.side)
+        names = ("x", "y", "image", "patch", "shift", "patterns")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def training_set(data: Images, patterns: Patterns, generator: torch.Generator, side: int = SIDE) -> Patched:

@@ -174,34 +174,37 @@ def _near(case: Case, k: int) -> Values:
 
 
 def _rows(case: Case) -> list[Row]:
-    named = [(f"k = {k}: times faster than full", f"speed-up k={k}") for k in KS]
-    named += [(f"k = {k}: as the audit predicts", f"predicted k={k}") for k in KS]
-    return [Row(f"{case.name}, {label}", metric(case.name, name)) for label, name in named]
+    named = {"times faster than full": "speed-up", "as the audit predicts": "predicted"}
+    return [
+        Row(f"{case.name}, k = {k}: {label}", metric(case.name, f"{name} k={k}"))
+        for label, name in named.items()
+        for k in KS
+    ]
 
 
 def _claims(case: Case, hand: tuple[int, ...]) -> list[Claim]:
-    said = [
-        Claim(f"{case.name}, k = {k}: at least {HAND} of a hand-written loop's speed",
-              above(case.name, f"against hand k={k}", HAND))
-        for k in hand
-    ]  # fmt: skip
-    said += [Claim(f"{case.name}, k = {k}: predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
-    if case.target is not None:
-        text = f"{case.name}, k = 5: at least {case.target} times as fast as full fine-tuning"
-        said.insert(0, Claim(text, above(case.name, "speed-up k=5", case.target)))
-    return said
+    def claim(k: int, text: str, values: Values) -> Claim:
+        return Claim(f"{case.name}, k = {k}: {text}", values)
+
+    by_hand = f"at least {HAND} of a hand-written loop's speed"
+    said = [claim(k, by_hand, above(case.name, f"against hand k={k}", HAND)) for k in hand]
+    said += [claim(k, f"predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
+    if case.target is None:
+        return said
+    promise = f"at least {case.target} times as fast as full fine-tuning"
+    return [claim(5, promise, above(case.name, "speed-up k=5", case.target)), *said]
 
 
 def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> list[str]:
-    """The speed against the loop by hand, and the memory of both kinds of step."""
+    """Return the speed against the loop by hand, and the memory of both kinds of step."""
     said = []
     for case in cases:
         for k in hand:
             if ratios := list(record.numbers(case.name, f"against hand k={k}").values()):
-                said.append(
-                    f"{case.name}, k = {k}: {median(ratios):.3f} of the hand-written loop's speed "
-                    f"({min(ratios):.3f} to {max(ratios):.3f})"
+                spread = (
+                    f"{median(ratios):.3f} of the hand-written loop's speed ({min(ratios):.3f} to {max(ratios):.3f})"
                 )
+                said.append(f"{case.name}, k = {k}: {spread}")
         sizes = [list(record.numbers(case.name, f"MiB {kind}").values())[:1] for kind in ("full", "fast")]
         if all(sizes):
             said.append(f"{case.name}: a full step needs {sizes[0][0]:,.1f} MiB, a fast step {sizes[1][0]:,.1f} MiB")
