@@ -103,15 +103,8 @@ def run(
 ) -> Outcome:
     """Execute all runs that the record in `out` does not have yet, and write it after each.
 
-    Args:
-        benchmark: What to run.
-        preset: The name of its configuration.
-        out: The folder of the record.
-        seeds: How many seeds, if not as many as the preset has.
-        device: As torch spells it.
-        data_dir: Where real data are.
-        deadline: A moment of `time.monotonic()`; a run that would probably end after it is not begun.
-        fresh: Begin anew even if the record could be continued.
+    `seeds` replaces the preset's number of them. A run that would probably end after `deadline`, a moment of
+    `time.monotonic()`, is not begun. `fresh` begins anew even if the record could be continued.
     """
     config = benchmark.config(preset, seeds)
     where = usable_device(device)

@@ -213,12 +213,11 @@ class Curve:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it."""
-        return {"values": self.values, "times": self.times, "seconds": self.seconds, "steps": self.steps}
+        return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved one."""
-        self.values, self.times = state["values"], state["times"]
-        self.seconds, self.steps = state["seconds"], state["steps"]
+        vars(self).update(state)
 
     def share(self, place: int, count: int) -> "Curve":
         """Return the part of one seed in the numbers and seconds of several that were trained together."""
