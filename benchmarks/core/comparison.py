@@ -152,4 +152,4 @@ class Outcome(Generic[M]):
 
     def last(self, split: str = "validation") -> float:
         """Return what was found at the end."""
-        return list(self.by_seconds.values[split].values())[-1]
+        return float(list(self.by_seconds.values[split].values())[-1])

@@ -201,27 +201,23 @@ def _key(pair: Pair, variant: str, method: str) -> str:
 
 def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> Section:
     methods = {method: _key(pair, variant, method) for method in pair.methods(variant)}
-    x, y, label = ("epoch", "accuracy by epoch", "epoch")
-    if name == SECONDS:
-        x, y, label = "seconds", "accuracy by time", "seconds of training"
-    curves = Curves(methods, y, label, "test accuracy in %", x=x)
+    timed = name == SECONDS
+    x, y, label = ("seconds", "time", "seconds of training") if timed else ("epoch", "epoch", "epoch")
     return Section(
         FIGURES.get((pair, variant), ""),
-        f"{pair.title}, {variant}: equal {'epochs' if name == EPOCHS else 'seconds'}",
-        "%",
+        f"{pair.title}, {variant}: equal {'seconds' if timed else 'epochs'}", "%",
         rows=tuple(Row(method, metric(each, name)) for method, each in methods.items()),
         claims=_claims(pair, variant, name),
-        plots=(curves, Bars("test accuracy in %")),
-        full=frozenset({"paper"}),
-        presets=presets,
+        plots=(Curves(methods, f"accuracy by {y}", label, "test accuracy in %", x=x), Bars("test accuracy in %")),
+        full=frozenset({"paper"}), presets=presets,
         needs="" if pair in ABOUT_PAIR else "weights pretrained on ImageNet",
-        note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if name == SECONDS else ""),
-        facts=partial(_facts, pair=pair) if variant == OWN and name == EPOCHS else lambda record: (),
-    )
+        note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if timed else ""),
+        facts=partial(_facts, pair=pair) if variant == OWN and not timed else lambda record: (),
+    )  # fmt: skip
 
 
 def _claims(pair: Pair, variant: str, name: str) -> tuple[Claim, ...]:
-    """The paper's: no less accurate than full fine-tuning, more than others; at equal seconds, more than all."""
+    """Return the paper's: no less accurate than full fine-tuning, more than others; at equal seconds, more than all."""
 
     def more(one: str, other: str, above: float = 0.0) -> Claim:
         text = f"{one}: {'less than half a point below' if above else 'more accurate than'} {other}"
@@ -237,22 +233,18 @@ def _speed(pair: Pair, presets: frozenset[str]) -> Section:
     def faster(name: str) -> Values:
         def values(record: Record) -> list[float]:
             timings = [result["all"] for result in record.results(f"{pair.title}: cost").values()]
-            return [
-                full / own for all_of_it in timings for full, own in zip(all_of_it[FULL], all_of_it[name], strict=True)
-            ]
+            return [full / own for each in timings for full, own in zip(each[FULL], each[name], strict=True)]
 
         return values
 
     return Section(
-        "",
-        f"{pair.title}: how many epochs fit into the time of one of full fine-tuning",
+        "", f"{pair.title}: how many epochs fit into the time of one of full fine-tuning", center="median",
         rows=tuple(Row(name, faster(name)) for name, method in METHODS.items() if not method.gradual),
         claims=(Claim(f"{MULTIRATE}: more than {FASTER} times as fast", faster(MULTIRATE), FASTER),),
-        center="median",
         presets=presets,
         note="Forward, backward and optimizer of a whole cycle; all methods in turns in one process."
         + (" Seconds of the process, on one thread." if pair in ABOUT_PAIR else ""),
-    )
+    )  # fmt: skip
 
 
 def _facts(record: Record, *, pair: Pair) -> list[str]:
