@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
@@ -139,6 +139,14 @@ class Outcome(Generic[M]):
     by_seconds: Curve  # the training to the budgets of seconds; the same one unless it is scheduled
     trainer: Trainer  # at the end of the latter
     place: int = 0  # of the seed among those that were trained together
+
+    def shares(self, count: int) -> list["Outcome[M]"]:
+        """Return the outcomes of seeds that were trained together."""
+        return [
+            replace(self, by_steps=self.by_steps.share(place, count), by_seconds=self.by_seconds.share(place, count),
+                    place=place)
+            for place in range(count)
+        ]  # fmt: skip
 
     def at_steps(self, split: str = "test") -> list[float]:
         """Return what was found at equal steps, budget by budget (up to where patience ended)."""

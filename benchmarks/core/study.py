@@ -152,16 +152,13 @@ class _Execution(Generic[C, M]):
         else:
             by_seconds, trainer = self._fit(method, ends)
             by_steps = by_seconds
-        keep = self.study.result or (lambda config, outcome: self.study.default_result(outcome))
-        count = len(self.seeds)
-        return [
-            keep(self.config, Outcome(
-                task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
-                *(each.share(place, count) if comparison.together else each for each in (by_steps, by_seconds)),
-                trainer, place,
-            ))
-            for place in range(count)
-        ]  # fmt: skip
+        outcome = Outcome(
+            task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
+            by_steps, by_seconds, trainer,
+        )  # fmt: skip
+        outcomes = outcome.shares(len(self.seeds)) if comparison.together else [outcome]
+        keep = self.study.result
+        return [keep(self.config, each) if keep else self.study.default_result(each) for each in outcomes]
 
     def _method(self, name: str) -> tuple[M, Options]:
         """Return a method with its options: those on trial, or the chosen ones."""
