@@ -30,6 +30,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import mrreg
+from benchmarks.core import stats
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values
@@ -227,8 +228,8 @@ def _measured(record: Record) -> list[str]:
     for ranks, method in product(RANKS, METHODS):
         sent, seconds = (list(record.numbers(called(ranks), f"{method} {x}").values()) for x in ("bytes", "seconds"))
         if seconds:
-            size = f"{called(ranks)}, {method}: {sent[0] / 1e6:,.3f} MB a cycle"
-            found.append(f"{size}, median {median(seconds):.4f} s ({min(seconds):.4f} to {max(seconds):.4f})")
+            size = f"{sent[0] / 1e6:,.3f} MB a cycle"
+            found.append(f"{called(ranks)}, {method}: {size}, seconds: {stats.spread(seconds, 4)}")
     return found
 
 

@@ -16,11 +16,9 @@ from benchmarks.core.sections import Row, Section, metric
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown, differences
 from benchmarks.core.training import Loop, Trainer
-from benchmarks.experiments.text import data as text_data
-from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text.memory import most_mib
 from benchmarks.experiments.text.peer_methods import FROZEN, FULL, HALF, METHODS, RATES, SWITCH, Peer, search
-from benchmarks.experiments.text.recipes import loop
+from benchmarks.experiments.text.recipes import SstConfig
 
 COSTS = "costs"
 PEERS = ("LoRA", "BAdam", "random layers")
@@ -29,22 +27,14 @@ CHANGING = ("half fast, k = 2 to 10", "half fast, k = 10 to 2", "half fast, adap
 EPOCHS, SECONDS = "accuracy at equal epochs", "accuracy at equal seconds"
 
 
-@dataclass(frozen=True)
-class PeersConfig:
-    """Settings that all methods share; `steps` are those of full fine-tuning, whose seconds are everyone's."""
+@dataclass(frozen=True, kw_only=True)
+class PeersConfig(SstConfig):
+    """`steps` are those of full fine-tuning, whose seconds are everyone's."""
 
-    seeds: int
-    encoder: str
     steps: int
-    held_out: int
     turns: int  # of the timing
-    cycle: int = 10  # steps of a turn: whole cycles of k
     trials: int = len(RATES)
-    pool: int | None = None
-    dev: int | None = None
     lr: float = 5e-5
-    longest: int = 32
-    batch: int = 16
 
 
 PRESETS = {
@@ -64,12 +54,8 @@ def comparisons(config: PeersConfig) -> list[Comparison[Peer]]:
 
 
 def build(config: PeersConfig, peer: Peer, seed: int, job: Job) -> Loop:
-    """Return the training of a freshly loaded encoder, in trials on all texts but those held out."""
-    whole = text_data.load("SST-2", config.encoder, config.longest, job.data_dir, config.pool).to(job.device)
-    task = whole.held_out(config.held_out, seed) if job.what == "trial" else whole
-    net = text_model.encoder(config.encoder, task.classes, seed).to(job.device)
-    splits = {"validation": task.dev, "test": task.dev[: config.dev]}
-    return loop(peer.prepare(net, peer.lr, seed), task.train, config.batch, seed, splits)
+    """Return the training by a method; trials leave out the texts on which they are judged."""
+    return config.training(lambda net: peer.prepare(net, peer.lr, seed), seed, job, held_out=job.what == "trial")
 
 
 def result(config: PeersConfig, outcome: Outcome[Peer]) -> Result:

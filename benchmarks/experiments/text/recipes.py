@@ -10,7 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 import mrreg
+from benchmarks.core.comparison import Job
 from benchmarks.core.training import Batch, Loop
+from benchmarks.experiments.text import data as text_data
+from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text.data import Texts, batches
 from benchmarks.experiments.text.encoder import Classifier
 
@@ -41,6 +44,28 @@ def loop(trainee: Trainee, train: Texts, size: int, seed: int, splits: Mapping[s
         scheduler=trainee.scheduler,
         resumable=trainee.resumable,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SstConfig:
+    """What the comparisons on SST-2 share: the encoder, the texts, and how many are held out to choose by."""
+
+    seeds: int
+    encoder: str
+    held_out: int  # training texts
+    cycle: int = 10  # steps of a turn of the timing: whole cycles for every k
+    pool: int | None = None
+    dev: int | None = None
+    longest: int = 32
+    batch: int = 16
+
+    def training(self, prepare: Callable[[Classifier], Trainee], seed: int, job: Job, held_out: bool) -> Loop:
+        """Return the training of a freshly loaded encoder, on all texts or on all but those held out."""
+        whole = text_data.load("SST-2", self.encoder, self.longest, job.data_dir, self.pool).to(job.device)
+        task = whole.held_out(self.held_out, seed) if held_out else whole
+        net = text_model.encoder(self.encoder, task.classes, seed).to(job.device)
+        splits = {"validation": task.dev, "test": task.dev[: self.dev]}
+        return loop(prepare(net), task.train, self.batch, seed, splits)
 
 
 def by_length(texts: Texts) -> Iterator[Batch]:

@@ -16,9 +16,7 @@ from benchmarks.core.sections import Row, Section, gain, metric
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown
 from benchmarks.core.training import Loop
-from benchmarks.experiments.text import data as text_data
-from benchmarks.experiments.text import encoder as text_model
-from benchmarks.experiments.text.recipes import Recipe, loop
+from benchmarks.experiments.text.recipes import Recipe, SstConfig
 
 
 @dataclass(frozen=True)
@@ -78,25 +76,17 @@ LONG = "long budget, "
 SECONDS, EPOCHS = "equal seconds", "equal epochs"
 
 
-@dataclass(frozen=True)
-class SecondsConfig:
-    """Budgets in steps of full fine-tuning with AdamW, and what all methods share.
+@dataclass(frozen=True, kw_only=True)
+class SecondsConfig(SstConfig):
+    """Budgets in steps of full fine-tuning with AdamW; the map is drawn on the texts that are held out.
 
     The map has the budgets `short` and `middle`, the comparison `middle` and, if it is not 0, `long`.
     """
 
-    seeds: int
-    encoder: str
     short: int
     middle: int
     long: int
     rounds: int  # of timing
-    held_out: int  # training texts on which the map is drawn
-    cycle: int = 10  # steps of a timing: whole cycles for every k here
-    pool: int | None = None
-    dev: int | None = None
-    longest: int = 32
-    batch: int = 16
     adamw: float = 5e-5
     sgd: float = 2e-3
     points: int | None = None  # of the map, if not all
@@ -158,14 +148,11 @@ def comparisons(config: SecondsConfig) -> list[Comparison[Point]]:
 
 
 def build(config: SecondsConfig, point: Point, seed: int, job: Job) -> Loop:
-    """Return the training of a freshly loaded encoder, on all texts but those that the map is drawn on."""
-    whole = text_data.load("SST-2", config.encoder, config.longest, job.data_dir, config.pool).to(job.device)
-    task = whole.held_out(config.held_out, seed) if job.setting == MAP and job.what != "costs" else whole
+    """Return the training of a point, on all texts but those that the map is drawn on."""
     lr = point.rate * (config.sgd if point.optimizer == "SGD" else config.adamw)
-    net = text_model.encoder(config.encoder, task.classes, seed).to(job.device)
-    trainee = replace(point.recipe, optimizer=point.optimizer, lr=lr).prepare(net)
-    splits = {"validation": task.dev, "test": task.dev[: config.dev]}
-    return loop(trainee, task.train, round(config.batch * point.batch), seed, splits)
+    recipe = replace(point.recipe, optimizer=point.optimizer, lr=lr)
+    sized = replace(config, batch=round(config.batch * point.batch))
+    return sized.training(recipe.prepare, seed, job, held_out=job.setting == MAP and job.what != "costs")
 
 
 def result(config: SecondsConfig, outcome: Outcome[Point]) -> Result:
