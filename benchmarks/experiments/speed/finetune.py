@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet34, resnet50
 
 import mrreg
+from benchmarks.core import stats
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values, above, metric
@@ -254,10 +255,7 @@ def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> li
     for case in cases:
         for k in hand:
             if ratios := list(record.numbers(case.name, f"against hand k={k}").values()):
-                spread = (
-                    f"{median(ratios):.3f} of the hand-written loop's speed ({min(ratios):.3f} to {max(ratios):.3f})"
-                )
-                said.append(f"{case.name}, k = {k}: {spread}")
+                said.append(f"{case.name}, k = {k}, over the hand-written loop's speed: {stats.spread(ratios, 3)}")
         sizes = [list(record.numbers(case.name, f"MiB {kind}").values())[:1] for kind in ("full", "fast")]
         if all(sizes):
             said.append(f"{case.name}: a full step needs {sizes[0][0]:,.1f} MiB, a fast step {sizes[1][0]:,.1f} MiB")
