@@ -66,9 +66,11 @@ def bert(p: float) -> nn.Module:
     """Build an encoder of four layers of width 256 with random weights."""
     from transformers import BertConfig, BertModel
 
-    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
-    dropout = {"hidden_dropout_prob": p, "attention_probs_dropout_prob": p}
-    return BertModel(BertConfig(vocab_size=VOCABULARY, **sizes, **dropout))
+    config = BertConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY,
+        hidden_dropout_prob=p, attention_probs_dropout_prob=p,
+    )  # fmt: skip
+    return BertModel(config)
 
 
 @dataclass(frozen=True)
