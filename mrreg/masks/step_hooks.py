@@ -14,7 +14,7 @@ import sys
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, cast
 
@@ -38,7 +38,9 @@ from mrreg.masks.frozen_entries import (
 )
 from mrreg.masks.mask_clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.module import MultirateMask
+from mrreg.masks.superseded import Superseded
 from mrreg.masks.thin_mask import ThinMask
+from mrreg.masks.thin_resident import ResidentLeaves
 from mrreg.masks.thin_step import Call, ThinStep
 
 WHERE = "attach"
@@ -56,7 +58,6 @@ class MaskStepHooks:
         self.optimizer = weakref.ref(optimizer, self._detach_masks)
         self.snapshots: list[tuple[Tensor, FrozenEntries, Tensor, bool]] = []  # undone after the step
         self.masked_gradients: list[MaskedGradient] = []
-        self.in_step = False
         self.frozen_entries: defaultdict[int, FrozenEntries] = defaultdict(FrozenEntries)
         self.handles: list[RemovableHandle] = []
 
@@ -67,11 +68,14 @@ class MaskStepHooks:
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
         add(optimizer.register_step_pre_hook(self._before_step))
         add(optimizer.register_load_state_dict_pre_hook(self._check))
-        add(optimizer.register_state_dict_pre_hook(self.thin.hide))
+        add(optimizer.register_state_dict_pre_hook(self._show_whole))
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
         add(optimizer.register_state_dict_post_hook(self._save))
         for mask, _first in self.masks:
             vars(mask)["_move_report"] = self.move_report
+            if isinstance(mask, ThinMask) and mask.resident:
+                mask.write_back()
+                mask.residents = ResidentLeaves(mask, optimizer, self.thin) if not self.move_report.tolerated else None
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""
@@ -108,14 +112,33 @@ class MaskStepHooks:
 
     def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
         """Return clock, seed and the k of each mask that groups say, if masks can take them."""
-        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks])
+        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks], self._kept())
+
+    def _kept(self) -> tuple[int, ...]:
+        thin = (mask for mask, _ in self.masks if isinstance(mask, ThinMask))
+        return tuple(group.kept for mask in thin for group in mask.groups)
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
         self.thin.abandon(optimizer)
+        self._write_back()
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
+
+    def _show_whole(self, optimizer: Optimizer) -> None:
+        """Show whole parameters and their state to who saves the optimizer."""
+        self._write_back()
+        self.thin.hide(optimizer)
+
+    def _write_back(self) -> None:
+        for residents in self._residents():
+            residents.leave()
+
+    def _residents(self) -> Iterator[ResidentLeaves]:
+        for mask, _ in self.masks:
+            if isinstance(mask, ThinMask) and mask.residents is not None:
+                yield mask.residents
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
@@ -134,7 +157,7 @@ class MaskStepHooks:
             if k != mask.k:
                 mask.k = k
             mask._set_phase(clock, seed, first)
-        write_clock(optimizer.param_groups, clock, seed, ks)
+        write_clock(optimizer.param_groups, clock, seed, ks, self._kept())
 
     def _before_step(self, *call: Any) -> Call | None:
         return _eagerly(self._before)(*call)  # type: ignore[no-any-return]
@@ -144,7 +167,10 @@ class MaskStepHooks:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Remember, before a step, what it must not change."""
-        self.in_step = True
+        for mask, _ in self.masks:
+            if isinstance(mask, ThinMask) and not mask._masking:  # a joint step moves whole parameters
+                mask.write_back()
+        self.thin.running = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         # a later hook or a closure may still write gradients
         grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
@@ -197,9 +223,9 @@ class MaskStepHooks:
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put back what was held in a step, boost what is slow, and move the clock."""
-        if not self.in_step:
+        if not self.thin.running:
             return  # a subclass that calls super().step(): the step inside it was this one
-        self.in_step = False
+        self.thin.running = False
         self.thin.end(optimizer)
         for mask, _first in self.masks:
             mask.warn_if_unused()
@@ -259,19 +285,6 @@ def check_fast(group: Group, path: str) -> None:
         raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
 
 
-class Superseded:
-    """Hook on an optimizer whose masks another one drives now: warns at its next step."""
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:  # noqa: D102
-        if not self._told:
-            self._told = True
-            problem = f"this {type(optimizer).__name__} steps, but another optimizer drives its masks now"
-            warnings.warn(f"{WHERE}: {problem}. Attach it again to use it.", NoEffectWarning, stacklevel=3)
-
-
 def driving(optimizer: Optimizer) -> MaskStepHooks | None:
     """Return the hooks that drive masks from an optimizer's steps."""
     for hook in optimizer._optimizer_step_post_hooks.values():
@@ -279,10 +292,3 @@ def driving(optimizer: Optimizer) -> MaskStepHooks | None:
         if isinstance(hooks, MaskStepHooks):
             return hooks
     return None
-
-
-def forget_superseded(optimizer: Any) -> None:
-    """Remove the warning of an optimizer that is attached again."""
-    hooks = optimizer._optimizer_step_pre_hooks
-    for key in [key for key, hook in hooks.items() if isinstance(hook, Superseded)]:
-        del hooks[key]

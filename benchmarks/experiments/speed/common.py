@@ -86,22 +86,22 @@ def training(
 
 
 def beside_dropout(
-    ours: str, inputs: Callable[[Any], Tensor], trainer: Callable[[Any, str, Tensor], Call]
+    ours: Sequence[str], inputs: Callable[[Any], Tensor], trainer: Callable[[Any, str, Tensor], Call]
 ) -> Callable[[SpeedConfig, Run, Context], list[Result]]:
-    """Return the execution of a run: seconds with ours and with nn.Dropout over those of plain training."""
+    """Return the execution of a run: seconds of each of ours and with nn.Dropout over those of plain training."""
 
     def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
         case: Cycles = run.options
         torch.compiler.reset()
         torch.manual_seed(0)
         x = inputs(case).to(context.device)
-        timed = in_turns({way: trainer(case, way, x) for way in ("plain", ours, "dropout")}, run, context, warmup=2)
+        ways = ("plain", *ours, "dropout")
+        timed = in_turns({way: trainer(case, way, x) for way in ways}, run, context, warmup=2)
         return [
-            {ours: own / plain, "dropout": dropout / plain, "target": case.target,
-             "seconds per cycle": {"plain": plain / case.cycles, ours: own / case.cycles,
-                                   "dropout": dropout / case.cycles}}
-            for plain, own, dropout in zip(*(timed[way] for way in ("plain", ours, "dropout")), strict=True)
-        ]  # fmt: skip
+            {way: own / seconds["plain"] for way, own in seconds.items() if way != "plain"}
+            | {"target": case.target, "seconds per cycle": {way: own / case.cycles for way, own in seconds.items()}}
+            for seconds in (dict(zip(ways, turn, strict=True)) for turn in zip(*timed.values(), strict=True))
+        ]
 
     return execute
 

@@ -165,4 +165,4 @@ SECTIONS = (
     ),
 )  # fmt: skip
 
-BENCHMARK = Benchmark("speed masks", PRESETS, runs, beside_dropout("masked", inputs, trainer), SECTIONS)
+BENCHMARK = Benchmark("speed masks", PRESETS, runs, beside_dropout(("masked",), inputs, trainer), SECTIONS)
