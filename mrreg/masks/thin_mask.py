@@ -4,6 +4,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
+from math import prod
 from threading import RLock
 from typing import Any
 
@@ -28,11 +29,30 @@ class ThinTensor(KeptUnits):
         name: Its dotted name.
         cuts: For each dimension that counts units the group and the positions of each unit, (units, entries).
         scale: Factor of the kept entries in masked forwards.
+        block: The group and the number of the block that it belongs to, if it does to one.
     """
 
-    def __init__(self, name: str, cuts: Mapping[int, tuple[UnitGroup, Tensor]], scale: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        cuts: Mapping[int, tuple[UnitGroup, Tensor]],
+        scale: float,
+        block: tuple[UnitGroup, int] | None = None,
+    ) -> None:
         super().__init__(scale)
-        self.name, self.cuts = name, cuts
+        self.name, self.cuts, self.block = name, cuts, block
+        self.off = False  # all of it is absent, with its block
+
+    @property
+    def has_absent(self) -> bool:
+        """True if entries are absent in this cycle."""
+        return self.off or bool(self.cuts)
+
+    @property
+    def share(self) -> float:
+        """Share of the entries that is present on masked steps, on average over cycles."""
+        groups = [group for group, _ in self.cuts.values()] + ([self.block[0]] if self.block else [])
+        return prod(group.kept / group.units for group in groups)
 
     def of(self, model: nn.Module) -> Tensor:
         """Return the parameter or buffer of this name in a model."""
@@ -43,9 +63,13 @@ class ThinTensor(KeptUnits):
 
     def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
         """Take over the kept units of each group."""
-        cuts = self.cuts.items()
-        along = {dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in cuts}
-        self.keep(along, value)
+        if self.block is not None:
+            group, number = self.block
+            self.off = number not in kept[group.name]
+        if self.cuts:
+            cuts = self.cuts.items()
+            along = {dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in cuts}
+            self.keep(along, value)
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the tensor that takes the place of the parameter or buffer in a masked forward.
@@ -88,6 +112,7 @@ class ThinMask(CyclicMask):
         self.k = check_int(WHERE, "k", k)
         self.boost = boost
         self.tensors = _tensors(self.groups, rescale)
+        self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
         self.running: Any = None  # the masked forward that holds the lock
         self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
@@ -111,10 +136,26 @@ class ThinMask(CyclicMask):
         """The largest share of units that a group loses."""
         return max((1 - group.kept / group.units for group in self.groups), default=0.0)
 
+    @property
+    def block_group(self) -> UnitGroup | None:
+        """The group whose units are blocks."""
+        return next((group for group in self.groups if group.blocks), None)
+
+    @property
+    def masked(self) -> bool:
+        """True while training forwards of the model leave units out."""
+        return self._masking and (model := self._model()) is not None and model.training
+
+    @property
+    def block_factor(self) -> float:
+        """Factor of what the blocks that run add to the stream."""
+        group = self.block_group
+        return group.units / group.kept if group and self.rescale else 1.0
+
     def places(self, model: nn.Module) -> list[Place]:
         """The modules that have thin tensors, each with its table of them and their names in it; tied ones too."""
         if self._places is None or self._places[0]() is not model:
-            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values()}
+            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values() if tensor.cuts}
             places = []
             for module, kind in product(model.modules(), ("_parameters", "_buffers")):
                 found = {name: thin[id(value)] for name, value in module.__dict__[kind].items() if id(value) in thin}
@@ -148,11 +189,13 @@ class ThinMask(CyclicMask):
             group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
             for index, group in enumerate(self.groups, first)
         }
+        if blocks := self.block_group:
+            self.off = frozenset(range(blocks.units)).difference(kept[blocks.name].tolist())
         for tensor in self.tensors.values():
             tensor.draw(kept, tensor.of(model))
 
     def _clear_mask(self) -> None:
-        self._drawn = None
+        self._drawn, self.off = None, frozenset()
 
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
         super()._set_phase(clock, seed, first)
@@ -164,7 +207,8 @@ class ThinMask(CyclicMask):
 
     def warn_if_moved(self) -> None:
         """Warn once per optimizer that weights moved after a backward pass, but in no step that it counted."""
-        found = next(((name, p) for name, p in self._masked_parameters() if p.requires_grad), None)
+        cut = ((name, p) for name, p in self._masked_parameters() if self.tensors[name].cuts)
+        found = next(((name, p) for name, p in cut if p.requires_grad), None)
         if found is None or self._move_report.given or not torch.is_grad_enabled():
             return
         memory, before = self.tensors[found[0]].gradients, self._version
@@ -190,9 +234,12 @@ class ThinMask(CyclicMask):
             warnings.warn(f"attach: {problem}. {remedy}.", NoEffectWarning, stacklevel=6)
 
     def _reaches_absent(self, name: str, grad: Tensor) -> bool:
-        if is_sharded(grad) or grad.layout is not torch.strided:
+        tensor = self.tensors[name]
+        if not tensor.has_absent or is_sharded(grad) or grad.layout is not torch.strided:
             return False
-        absent, entries = grad.detach().clone(), self.tensors[name].entries(grad)
+        if tensor.off:
+            return bool(grad.any())
+        absent, entries = grad.detach().clone(), tensor.entries(grad)
         entries.put(torch.zeros_like(entries.take(absent)), absent)
         return bool(absent.any())
 
@@ -226,6 +273,7 @@ def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTens
     """Collect the slots of groups that lose units, for each parameter and buffer."""
     cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
     scales: dict[str, float] = {}
+    blocks = {name: (g, i) for g in groups for i, block in enumerate(g.blocks) for name in block.parameters}
     for group in groups:
         for slot in group.slots if group.kept < group.units else ():
             if slot.dim in cuts.setdefault(slot.name, {}):
@@ -235,4 +283,5 @@ def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTens
             cuts[slot.name][slot.dim] = group, slot.indices
             factor = group.units / group.kept if rescale and slot.role == "consumer" else 1.0
             scales[slot.name] = scales.get(slot.name, 1.0) * factor
-    return {name: ThinTensor(name, found, scales[name]) for name, found in cuts.items()}
+    names = dict.fromkeys([*cuts, *blocks])
+    return {name: ThinTensor(name, cuts.get(name, {}), scales.get(name, 1.0), blocks.get(name)) for name in names}

@@ -1,6 +1,6 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, TypeVar
 from warnings import warn
@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
+from mrreg.masks.block_forward import switched
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
 from mrreg.module_utils import check_materialized, within
 from mrreg.thinning.admission import Admission, admit
+from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
 from mrreg.thinning.counts import with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
@@ -126,6 +128,8 @@ def _search(
 ) -> ThinReport:
     """Find the groups, try those that are to lose units, and count what is saved."""
     read_inputs(example_inputs)  # complains before the copy is made
+    include, exclude = (tuple(each) if isinstance(each, Iterator) else each for each in (include, exclude))
+    chosen = chosen_blocks(model, p, include, exclude or ())
     progress = Progress(WHERE)
     twin = double_copy(model)
     try:
@@ -133,13 +137,18 @@ def _search(
             groups, refusals = find(twin, read_inputs(example_inputs), progress)
             refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
             groups = [group for group in groups if not _masked_otherwise(model, group)]
-            groups = with_counts(groups, p, include, exclude)
-            dropped = [group for group in groups if group.kept < group.units]
+            blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
+            groups = with_counts([*groups, *blocks], p, include, exclude)
+            dropped = [group for group in groups if group.kept < group.units and not group.blocks]
             inputs = read_inputs(example_inputs)
             admission = admit(twin, inputs, dropped, progress)
             overrides = list(
                 dict.fromkeys(each for group in admission.groups for each in admission.overrides[group.name])
             )
+            for group in blocks:
+                if group.kept < group.units:
+                    with admission.trial.left_out(admission.groups), overridden(twin, overrides):
+                        admit_blocks(admission, group)
             for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
                 own.requires_grad_(parameter.requires_grad)
             progress("counting FLOPs")
@@ -148,10 +157,15 @@ def _search(
             plain, whole = step_flops(twin, inputs)
             with admission.trial.left_out(admission.groups), overridden(twin, overrides):
                 masked, small = step_flops(twin, inputs)
+                for group in (group for group in admission.groups if group.blocks):
+                    with switched(twin, group.blocks, Switched.all(group)):
+                        rest, small = step_flops(twin, inputs)
+                    masked = rest + round((masked - rest) * group.kept / group.units)
     finally:
         progress.close()
     unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
     entries = _entries(groups, admission, refusals)
+    entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
     return ThinReport(entries, overrides, k, (masked, plain), unchanged)
 
 
@@ -169,9 +183,10 @@ def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequen
     entries = {}
     for group in groups:
         admitted = group in admission.groups
-        reason = "" if admitted else admission.reasons.get(group.name, "not asked for")
+        kept_all = "p is so small that all of them run" if group.blocks else "not asked for"
+        reason = "" if admitted else admission.reasons.get(group.name, kept_all)
         kept = group.kept if admitted else group.units
-        entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason)
+        entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason, group.blocks)
     for refusal in refusals:
         nowhere = torch.zeros(0, 0, dtype=torch.long)
         slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)
@@ -184,6 +199,12 @@ def _fitting(model: nn.Module, plan: ThinReport, k: int) -> ThinReport:
     if not isinstance(plan, ThinReport):
         raise invalid_argument(TypeError, WHERE, "plan", "the ThinReport of an earlier call", plan)
     tensors = named_tensors(model)
+    paths = {path for path, _ in model.named_modules()}
+    for block in (block for group in plan.groups for block in group.blocks):
+        names = [name for name in block.parameters if name not in tensors]
+        names += [call.module for call in block.calls if call.module not in paths]
+        if names:
+            raise invalid_argument(ValueError, WHERE, "plan", f"one for this model, with {names[0]!r}", "no such name")
     for group in plan.groups:
         for slot in group.slots:
             shape = tensors[slot.name].shape if slot.name in tensors else ()
