@@ -59,12 +59,14 @@ def thin(
         p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
             eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels". A mapping
             gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
-            which go before kinds; what it does not name is not dropped.
+            which go before kinds; what it does not name is not dropped. "blocks" takes a number, for the residual
+            branches that DropPath modules end, or a mapping from patterns of module paths to numbers: those modules
+            are not called while they are off, and round(sum of p) of them are.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of arguments, or a mapping of keyword
             arguments. A batch of one or two short examples is enough. Needed unless there is a `plan`.
         include: Kinds and glob patterns: only these groups lose units. A pattern takes a group if it matches the path
-            of a module that makes its units.
+            of a module that makes its units. "blocks" alone means DropPath's branches with their own probabilities.
         exclude: Kinds and glob patterns of groups that lose none.
         rescale: Multiply what is read of the kept units by n/m on masked steps, as `nn.Dropout` does.
         boost: Factor of the absent units' update on the k-th step; None means k.
