@@ -23,7 +23,7 @@ def with_counts(
 ) -> list[UnitGroup]:
     """Return the groups with the numbers of units that stay; where nothing is dropped, all do."""
     choice = _Choice(groups, p, include, exclude)
-    return [replace(group, kept=kept(group, choice.p_of(group))) for group in groups]
+    return [group if group.blocks else replace(group, kept=kept(group, choice.p_of(group))) for group in groups]
 
 
 def kept(group: UnitGroup, p: float) -> int:
@@ -40,6 +40,8 @@ def kept(group: UnitGroup, p: float) -> int:
 
 def owners(group: UnitGroup) -> set[str]:
     """Paths of the modules that make the units; of those that read them, where they are the model's inputs."""
+    if group.blocks:
+        return {block.name for block in group.blocks}
     role = "consumer" if group.kind == "inputs" else "producer"
     return {slot.name.rpartition(".")[0] for slot in group.slots if slot.role == role}
 
@@ -66,14 +68,17 @@ class _Choice:
             number = check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1)
             return dict.fromkeys(KINDS, number)
         self._names("p", p)
-        return {name: check_number(WHERE, f"p of {name!r}", p[name], "in [0, 1]", lambda p: 0 <= p <= 1) for name in p}
+        others = [name for name in p if name != "blocks"]
+        return {
+            name: check_number(WHERE, f"p of {name!r}", p[name], "in [0, 1]", lambda p: 0 <= p <= 1) for name in others
+        }
 
     def _names(self, argument: str, names: Iterable[str]) -> list[str]:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise invalid_argument(TypeError, WHERE, argument, "a list of kinds or glob patterns", names)
         known = {group.kind for group in self.groups}.union(*map(owners, self.groups))
         for name in names:
-            if not any(_matches(name, group) for group in self.groups):
+            if name != "blocks" and not any(_matches(name, group) for group in self.groups):
                 raise unknown_name(WHERE, argument, "kinds or patterns that match a group of units", name, known)
         return list(names)
 
