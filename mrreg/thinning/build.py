@@ -115,8 +115,11 @@ def thin(
             "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training goes on as before"
         )
         warn(f"{WHERE}: {problem}. Choose a k of at least 2.", NoEffectWarning, stacklevel=2)
-    options = {"k": k, "boost": boost, "rescale": rescale, "flops": report.flops, "resident": resident}
-    return install(model, report.groups, report.overrides, **options), report
+    install(
+        model, report.groups, report.overrides,
+        k=k, boost=boost, rescale=rescale, flops=report.flops, resident=resident,
+    )  # fmt: skip
+    return model, report
 
 
 def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
