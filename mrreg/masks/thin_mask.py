@@ -112,6 +112,8 @@ class ThinMask(CyclicMask):
         self.k = check_int(WHERE, "k", k)
         self.boost = boost
         self.tensors = _tensors(self.groups, rescale)
+        self.block_group = next((group for group in self.groups if group.blocks), None)
+        self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
         self.running: Any = None  # the masked forward that holds the lock
@@ -137,20 +139,9 @@ class ThinMask(CyclicMask):
         return max((1 - group.kept / group.units for group in self.groups), default=0.0)
 
     @property
-    def block_group(self) -> UnitGroup | None:
-        """The group whose units are blocks."""
-        return next((group for group in self.groups if group.blocks), None)
-
-    @property
     def masked(self) -> bool:
         """True while training forwards of the model leave units out."""
         return self._masking and (model := self._model()) is not None and model.training
-
-    @property
-    def block_factor(self) -> float:
-        """Factor of what the blocks that run add to the stream."""
-        group = self.block_group
-        return group.units / group.kept if group and self.rescale else 1.0
 
     def places(self, model: nn.Module) -> list[Place]:
         """The modules that have thin tensors, each with its table of them and their names in it; tied ones too."""
@@ -254,7 +245,7 @@ class ThinMask(CyclicMask):
     def forget(self) -> None:
         """Have no groups, whatever still drives the mask."""
         self._detach()
-        self.groups, self.tensors = (), {}
+        self.groups, self.tensors, self.block_group = (), {}, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""

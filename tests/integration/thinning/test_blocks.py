@@ -437,14 +437,25 @@ def _saved(model: nn.Module) -> io.BytesIO:
     return file
 
 
-def test_zero_gradients_do_not_move_what_is_off() -> None:
+@pytest.mark.parametrize("closure", [False, True])
+def test_zero_gradients_do_not_move_what_is_off(closure: bool) -> None:
     model, optimizer = ready(plain_net(True, True), make=OPTIMIZERS["SGD"])
     other, resumed = ready(plain_net(True, True), make=OPTIMIZERS["SGD"])
     for t in range(K + 1):
         train(model, optimizer, [t])
-        resumed.zero_grad(set_to_none=False)
-        loss_of(other(batch(t))).backward()  # type: ignore[no-untyped-call]
-        resumed.step()
+
+        def evaluate(t: int = t) -> Tensor:
+            resumed.zero_grad(set_to_none=False)
+            loss = loss_of(other(batch(t)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        if closure:
+            resumed.step(evaluate)
+        else:
+            evaluate()
+            resumed.step()
+        assert all(p.grad is not None for p in other.parameters()) or t < K - 1
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
 
 
@@ -524,7 +535,7 @@ def test_what_is_no_block_says_why() -> None:
     _, report = mrreg.thin(Plain(), {"blocks": {"*": 0.5}}, K, torch.randn(2, 3, 4))
     assert {name: entry.reason for name, entry in report.items() if entry.kind == "blocks" and entry.reason} == {
         "tied": "'tied.weight' is used elsewhere too",
-        "other": "'tied.weight' is used elsewhere too",
+        "other": "'other.weight' is used elsewhere too",
         "wide": "its output has another shape than its input",
         "narrow": "its output has another shape than its input",
         "alone": "its input is not added to its output, neither in it nor after it",
