@@ -13,9 +13,12 @@ from mrreg.masks.slots import Block, BlockCall
 class Switches(Protocol):
     """Which blocks are off, by number, on masked steps; the others count `block_factor` times."""
 
-    masked: bool
     off: frozenset[int]
     block_factor: float
+
+    @property
+    def masked(self) -> bool:
+        """True on masked steps."""
 
 
 class BlockForward:

@@ -54,6 +54,8 @@ class ThinMask(CyclicMask):
         self.k, self.flops = check_int(WHERE, "k", k), flops
         self.boost = boost
         self.tensors = tensors_of(self.groups, rescale)
+        self.block_group = next((group for group in self.groups if group.blocks), None)
+        self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
         self.running: Any = None  # the masked forward that holds the lock
@@ -80,20 +82,9 @@ class ThinMask(CyclicMask):
         return max((1 - group.kept / group.units for group in self.groups), default=0.0)
 
     @property
-    def block_group(self) -> UnitGroup | None:
-        """The group whose units are blocks."""
-        return next((group for group in self.groups if group.blocks), None)
-
-    @property
     def masked(self) -> bool:
         """True while training forwards of the model leave units out."""
         return self._masking and (model := self._model()) is not None and model.training
-
-    @property
-    def block_factor(self) -> float:
-        """Factor of what the blocks that run add to the stream."""
-        group = self.block_group
-        return group.units / group.kept if group and self.rescale else 1.0
 
     def __str__(self) -> str:
         return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, k={self.k}, boost={self.boost}"
@@ -235,7 +226,7 @@ class ThinMask(CyclicMask):
     def forget(self) -> None:
         """Have no groups, whatever still drives the mask."""
         self._detach()
-        self.groups, self.tensors = (), {}
+        self.groups, self.tensors, self.block_group = (), {}, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""

@@ -172,11 +172,11 @@ class ThinStep:
             self._inside.pop().leave(optimizer, completed=True)
         while self._moving:
             tensor, parameter, before, boost = self._moving.pop()
-            here, entries = local(parameter), None if tensor.off else tensor.entries(parameter)
-            kept = entries and entries.take(here)
+            here = local(parameter)
+            kept = None if tensor.off else tensor.entries(parameter).take(here)
             torch.lerp(before, here, boost, out=here)
-            if entries is not None:
-                entries.put(kept, here)
+            if kept is not None:
+                tensor.entries(parameter).put(kept, here)
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""

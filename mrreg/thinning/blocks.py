@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -12,19 +12,21 @@ from mrreg.masks.block_forward import switched, value_when_off
 from mrreg.masks.slots import Block, BlockCall, UnitGroup
 from mrreg.thinning.admission import Admission
 from mrreg.thinning.branches import drop_probability, look, outermost
+from mrreg.thinning.counts import Shares
 from mrreg.thinning.double_copy import WHERE, Inputs, randomize
 from mrreg.thinning.paths import find_paths
 from mrreg.thinning.trial import Trial
 
-BLOCKS = "blocks"
+BLOCKS: Literal["blocks"] = "blocks"
 RANGE = "in [0, 1]"
 
 
 def chosen_blocks(
-    model: nn.Module, p: Any, include: Collection[str] | None, exclude: Collection[str]
+    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str]
 ) -> dict[str, float]:
     """Return p of each module that `thin`'s arguments choose as the end of a branch, or as a block, by its path."""
     asked = p.get(BLOCKS) if isinstance(p, Mapping) else None
+    include = None if include is None else tuple(include)
     if asked is None and (include is None or BLOCKS not in include):
         return {}
     paths = dict(model.named_modules())

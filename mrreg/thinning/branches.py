@@ -24,8 +24,8 @@ DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 def drop_probability(module: nn.Module) -> float | None:
     """Return the probability with which a DropPath of any library drops; None for other modules."""
     found = vars(module).get("drop_prob", vars(module).get("p"))
-    is_drop_path = DROP_PATH.search(type(module).__name__) and isinstance(found, int | float)
-    return float(found) if is_drop_path else None
+    is_drop_path = DROP_PATH.search(type(module).__name__)
+    return float(found) if is_drop_path and isinstance(found, int | float) else None
 
 
 def outermost(paths: Collection[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, TypeVar
 from warnings import warn
@@ -17,7 +17,7 @@ from mrreg.masks.thin_model import install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
-from mrreg.thinning.counts import with_counts
+from mrreg.thinning.counts import Shares, with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def thin(
     model: Model,
-    p: float | Mapping[str, float] = 0.5,
+    p: Shares = 0.5,
     k: int = 5,
     example_inputs: Any = None,
     *,
@@ -143,7 +143,7 @@ def _check(model: nn.Module, searched: bool) -> None:
 
 def _search(
     model: nn.Module,
-    p: float | Mapping[str, float],
+    p: Shares,
     k: int,
     example_inputs: Any,
     include: Iterable[str] | None,
@@ -151,7 +151,8 @@ def _search(
 ) -> ThinReport:
     """Find the groups, try those that are to lose units, and count what is saved."""
     read_inputs(example_inputs)  # complains before the copy is made
-    include, exclude = (tuple(each) if isinstance(each, Iterator) else each for each in (include, exclude))
+    include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
+    exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
     chosen = chosen_blocks(model, p, include, exclude or ())
     progress = Progress(WHERE)
     twin = double_copy(model)

@@ -9,6 +9,7 @@ from mrreg.errors import check_number, invalid_argument, unknown_name
 from mrreg.masks.slots import Kind, UnitGroup
 from mrreg.thinning.double_copy import WHERE
 
+Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too
 KINDS: tuple[str, ...] = get_args(Kind)
 INNER = ("hidden", "heads", "channels")  # dropped by a plain number
 MULTIPLE = 8  # of channels: with it convolutions are fast
@@ -17,7 +18,7 @@ SPARE = 1.5  # most channels that go for that multiple, over what p asks for
 
 def with_counts(
     groups: Sequence[UnitGroup],
-    p: float | Mapping[str, float],
+    p: Shares,
     include: Iterable[str] | None,
     exclude: Iterable[str] | None,
 ) -> list[UnitGroup]:
@@ -52,7 +53,7 @@ class _Choice:
     def __init__(
         self,
         groups: Sequence[UnitGroup],
-        p: float | Mapping[str, float],
+        p: Shares,
         include: Iterable[str] | None,
         exclude: Iterable[str] | None,
     ) -> None:
@@ -62,7 +63,7 @@ class _Choice:
         self.include = None if include is None else self._names("include", include)
         self.exclude = self._names("exclude", exclude or ())
 
-    def _numbers(self, p: float | Mapping[str, float]) -> dict[str, float]:
+    def _numbers(self, p: Shares) -> dict[str, float]:
         """Return p by kind and pattern."""
         if not isinstance(p, Mapping):
             number = check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1)
