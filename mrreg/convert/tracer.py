@@ -245,7 +245,7 @@ class ForwardTracer(TorchFunctionMode):
         return output
 
 
-class _RandomNumbers(ExtremeNumbers):
+class _RandomNumbers(ExtremeNumbers):  # type: ignore[no-untyped-call]
     """Tells a tracer of random numbers that are drawn, and makes them as large or as small as possible."""
 
     def __init__(self, tracer: ForwardTracer | None, largest: bool) -> None:

@@ -21,7 +21,7 @@ from mrreg.thinning.counts import Shares, with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
-from mrreg.thinning.paths import set_mode
+from mrreg.thinning.paths import Path, set_mode
 from mrreg.thinning.plan import fitting, signature
 from mrreg.thinning.progress import Progress
 from mrreg.thinning.report import ThinEntry, ThinReport
@@ -187,14 +187,17 @@ def _search(
                     masked = rest + round((masked - rest) * group.kept / group.units)
     finally:
         progress.close()
-    if others := [path.name for path in admission.trial.paths[2:]]:
-        problem = f"the forward takes another path{' and'.join(others)}, and may take more"
-        remedy = "Groups were tried on these, and on no others."
-        warn(f"{WHERE}: {problem}. {remedy}", UserWarning, stacklevel=3)
+    _warn_of_other_paths(admission.trial.paths[2:])
     unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
     return ThinReport(entries, overrides, k, (masked, plain), unchanged, signature(model))
+
+
+def _warn_of_other_paths(paths: Sequence[Path]) -> None:
+    if paths:
+        problem = f"the forward takes another path{' and'.join(path.name for path in paths)}, and may take more"
+        warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning, stacklevel=4)
 
 
 def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:

@@ -51,7 +51,8 @@ def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
 def test_an_average_is_that_of_whole_weights_and_is_undriven() -> None:
     model, optimizer = attached()
     oracle = literal()
-    options: dict[str, Any] = {"multi_avg_fn": get_ema_multi_avg_fn(0.9), "use_buffers": True}
+    average: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {"multi_avg_fn": average, "use_buffers": True}
     ours, expected = AveragedModel(model, **options), AveragedModel(oracle.model, **options)
     for t in range(7):
         step(model, optimizer, t)
@@ -99,13 +100,13 @@ def test_accumulation_with_a_scaler_and_clipping() -> None:
     oracle = literal()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     oracle.optimizer.register_step_pre_hook(lambda *_: _clip(oracle.model))
-    for layers in (model, oracle.model):
-        layers[1].eval()  # the statistics of a half are others
+    for each in (model, oracle.model):
+        each.get_submodule("1").eval()  # the statistics of a half are others
     for t in range(7):
         x = batch(t)[:6]
         oracle.step(x)
         for part in x.chunk(2):
-            scaler.scale(loss_of(model(part)) / 2).backward()
+            torch.autograd.backward(scaler.scale(loss_of(model(part)) / 2))
         scaler.unscale_(optimizer)
         _clip(model)
         scaler.step(optimizer)
@@ -183,13 +184,17 @@ def test_copies_train_on_their_own_in_threads() -> None:
         its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         mrreg.attach(its, each)
     pairs = list(zip(copies, optimizers, strict=True))
-    threads = [threading.Thread(target=lambda m, o: [step(m, o, t) for t in range(1, 6)], args=pair) for pair in pairs]
+
+    def train(each: nn.Module, its: Optimizer) -> None:
+        for t in range(1, 6):
+            step(each, its, t)
+
+    threads = [threading.Thread(target=train, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for t in range(1, 6):
-        step(model, optimizer, t)
+    train(model, optimizer)
     for each in copies:
         same(each, model, rtol=0, atol=0)
 
@@ -226,14 +231,15 @@ def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
+    model: Any
     model, inputs = build("gpt2")
-    plain = copy.deepcopy(model)
+    plain: Any = copy.deepcopy(model)
     model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
     optimizer = momentum(model.parameters())
     mrreg.attach(optimizer, model)
     model.train()
     ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
-    torch.stack([t.sum() for t in model(ids).values() if isinstance(t, Tensor)]).sum().backward()
+    torch.autograd.backward(model(ids).logits.sum())
     optimizer.step()
     state = copy.deepcopy(model.state_dict())
     plain.load_state_dict(state)
@@ -250,6 +256,7 @@ def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_:FutureWarning")
 def test_checkpointing_of_transformers_is_refused_in_the_name_of_thin(late: bool) -> None:
+    model: Any
     model, inputs = build("gpt2")
     model.train()
     if late:
