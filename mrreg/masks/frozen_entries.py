@@ -25,9 +25,9 @@ Group = dict[str, Any]
 State = MutableMapping[str, Any]
 
 
-def moves_only_by_gradient(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Return True for plain SGD: entries with zero gradient stay where they are, to the bit, and there is no state."""
-    more = any(group.get(each) for each in ("momentum", "weight_decay", "maximize", "fused"))
+def is_static_without_grad(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """Return True if entries without gradient and momentum do not move by a bit: SGD without weight decay."""
+    more = group.get("weight_decay") or group.get("maximize") or group.get("fused")
     return type(optimizer) is torch.optim.SGD and not more
 
 
@@ -89,35 +89,58 @@ class FrozenEntries:
 
     def __init__(self) -> None:
         self._memory: defaultdict[str, ReusableBuffer] = defaultdict(ReusableBuffer)
-        self._saved: dict[str, Tensor] = {}
+        self._saved: dict[str, tuple[Tensor, Tensor]] = {}  # tensors, and what they held before the step
         self._boost: float | None = None  # of a joint step; None on masked ones
+        self._is_static = False
 
-    def snapshot(self, parameter: Tensor, state: State, bits: Tensor) -> None:
-        """Remember, before a masked step, the slow entries of the parameter and of its state."""
-        self._boost, self._saved, slow = None, {}, self._slow(bits)
-        for name, value in _shaped(parameter, state):
-            self._saved[name] = self._memory[name].empty_like(value)
-            torch.bitwise_and(as_bits(value), _fit(slow, value), out=as_bits(self._saved[name]))
+    def snapshot(self, parameter: Tensor, state: State, bits: Tensor, is_static: bool) -> None:
+        """Remember, before a masked step, the slow entries of the parameter and of its state.
+
+        If entries without gradient and momentum stay where they are (`is_static`), it is cheaper to take the momentum
+        away for the step than to undo what it does.
+        """
+        self._boost, self._saved, self._is_static = None, {}, is_static
+        tensors = [(name, value) for name, value in _shaped(parameter, state) if name or not is_static]
+        slow = self._slow(bits) if tensors else bits
+        for name, value in tensors:
+            saved = self._memory[name].empty_like(value)
+            torch.bitwise_and(as_bits(value), _fit(slow, value), out=as_bits(saved))
+            self._saved[name] = value, saved
+            if is_static:
+                as_bits(value).bitwise_and_(_fit(bits, value))
 
     def prepare_boost(self, parameter: Tensor, boost: float) -> None:
         """Prepare for a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
         here = local(parameter)
-        self._boost, self._saved = boost, {"": self._memory[""].empty_like(here).copy_(here)}
+        self._boost, self._saved = boost, {"": (here, self._memory[""].empty_like(here).copy_(here))}
 
     def restore(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
         """Put the slow entries back after the step, or move them further."""
         if self._boost is not None:
             here = local(parameter)
-            moved = self._saved.pop("").sub_(here)  # backwards
+            moved = self._saved.pop("")[1].sub_(here)  # backwards
             as_bits(moved).bitwise_and_(self._slow(bits))
             here.sub_(moved, alpha=self._boost - 1)
             return
         for name, value in _shaped(parameter, state):
             if name in self._saved:
-                _replace_slow(value, self._saved.pop(name), _fit(bits, value))
-            elif decayed or has_slow_grad(parameter, bits):
+                _replace_slow(value, self._saved.pop(name)[1], _fit(bits, value))
+            elif not self._is_static and (decayed or has_slow_grad(parameter, bits)):
                 # state that this step has made, from decayed weights or a gradient that a closure wrote
                 as_bits(value).bitwise_and_(_fit(bits, value))
+
+    def unmasked_state(self, bits: Tensor) -> dict[str, Tensor]:
+        """Return the state in the middle of a step, with its slow entries as they were before."""
+        return {
+            name: _replace_slow(v.clone(), saved, _fit(bits, v)) for name, (v, saved) in self._saved.items() if name
+        }
+
+    def abandon(self, bits: Tensor) -> None:
+        """Put the slow entries of the state back after a step that failed; the parameter may have been loaded since."""
+        while self._saved:
+            name, (value, saved) = self._saved.popitem()
+            if name:
+                _replace_slow(value, saved, _fit(bits, value))
 
     def _slow(self, bits: Tensor) -> Tensor:
         """Return the complement of the bits: set where entries are slow."""
@@ -132,10 +155,11 @@ def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
             yield name, local(value)
 
 
-def _replace_slow(value: Tensor, saved: Tensor, bits: Tensor) -> None:
+def _replace_slow(value: Tensor, saved: Tensor, bits: Tensor) -> Tensor:
     """Write saved slow entries over a tensor: a select in one pass, since bits are -1 and 0."""
     here = as_bits(value)
     torch.addcmul(as_bits(saved), here, bits, value=-1, out=here)
+    return value
 
 
 def _fit(bits: Tensor, value: Tensor) -> Tensor:

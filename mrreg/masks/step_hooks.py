@@ -31,8 +31,8 @@ from mrreg.masks.frozen_entries import (
     Group,
     MaskedGradient,
     has_slow_grad,
+    is_static_without_grad,
     mask_gradient,
-    moves_only_by_gradient,
 )
 from mrreg.masks.mask_clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.module import MultirateMask
@@ -68,7 +68,7 @@ class MaskStepHooks:
         add(optimizer.register_load_state_dict_pre_hook(self._check))
         add(optimizer.register_state_dict_pre_hook(self._show_whole))
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
-        add(optimizer.register_state_dict_post_hook(lambda each, _saved: self.thin.show(each)))
+        add(optimizer.register_state_dict_post_hook(self._save))
         for mask, _first in self.masks:
             vars(mask)["_move_report"] = self.move_report
             if isinstance(mask, ThinMask) and mask.resident:
@@ -138,6 +138,17 @@ class MaskStepHooks:
             if isinstance(mask, ThinMask) and mask.residents is not None:
                 yield mask.residents
 
+    def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
+        """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
+        for p, frozen, bits, _ in self.snapshots:
+            state = optimizer.state.get(p)
+            unmasked = {} if state is None or is_sharded(p) else frozen.unmasked_state(bits)
+            if unmasked:
+                saved["state"] = {
+                    key: state | unmasked if value is state else value for key, value in saved["state"].items()
+                }
+        self.thin.show(optimizer)
+
     def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
         """Put the masks into a phase and write it into the groups."""
         for (mask, first), k in zip(self.masks, ks, strict=True):
@@ -188,17 +199,20 @@ class MaskStepHooks:
         if mask._masking and (gradient := mask_gradient(p, bits, memory)):
             self.masked_gradients.append(gradient)
         frozen = self.frozen_entries[id(p)]
-        if mask._masking and (grads_may_change or not moves_only_by_gradient(optimizer, group)):
-            frozen.snapshot(p, optimizer.state.get(p, {}), bits)
-        elif not mask._masking and mask.boost != 1:
+        if mask._masking:
+            is_static = is_static_without_grad(optimizer, group) and not grads_may_change
+            frozen.snapshot(p, optimizer.state.get(p, {}), bits, is_static)
+        elif mask.boost != 1:
             frozen.prepare_boost(p, mask.boost)
         else:
-            return  # zero times anything, or an ordinary step
+            return  # an ordinary step
         self.snapshots.append((p, frozen, bits, bool(group.get("weight_decay"))))
 
     def _abandon(self) -> None:
         """Forget a step that failed half-way."""
-        self.snapshots.clear()
+        while self.snapshots:
+            _p, frozen, bits, _decayed = self.snapshots.pop()
+            frozen.abandon(bits)
         self._restore_gradients()
 
     def _restore_gradients(self) -> None:

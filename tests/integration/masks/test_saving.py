@@ -149,6 +149,10 @@ def test_what_is_saved_in_a_step_or_after_an_interrupted_one_has_the_momentum_of
     for file in files:
         saved = torch.load(file)["optimizer"]
         torch.testing.assert_close(saved["state"], before["state"], rtol=0, atol=0)
+    first = masks(model)[0]
+    slow = first._bits["weight"] == 0
+    buffer = optimizer.state[first.get_parameter("module.weight")]["momentum_buffer"]
+    assert not buffer[slow].any()  # until the next step
     optimizer.zero_grad()
     optimizer.step()
     torch.testing.assert_close(optimizer.state_dict()["state"], before["state"], rtol=0, atol=0)
