@@ -415,7 +415,13 @@ def test_checkpointing_around_layers_changes_nothing(reentrant: bool, p: Any) ->
     torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: torch.load(_saved(m), weights_only=False)])
+def loaded(model: nn.Module) -> Any:
+    own = [type(module) for module in mrreg.unwrap(copy.deepcopy(model)).modules()]
+    with torch.serialization.safe_globals(own):
+        return torch.load(_saved(model), weights_only=True)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, loaded])
 def test_copies_share_nothing_and_train_alike(way: Callable[[Any], Any]) -> None:
     model, optimizer = ready(plain_net(True, True))
     train(model, optimizer, range(1))
