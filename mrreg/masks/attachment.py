@@ -77,7 +77,7 @@ def attach(
         seed: Chooses the slow subsets, together with the position of a parameter in the model and the cycle.
 
     Returns:
-        A handle: `handle.remove()` takes everything back; it is a context manager too.
+        A handle that prints the position in the cycle; `handle.remove()`, or the end of `with handle:`, detaches it.
 
     Raises:
         TypeError: If an argument is of the wrong kind, or the optimizer cannot hold single entries.
@@ -100,8 +100,8 @@ def attach(
 
     Note:
         All ranks of a distributed training draw the same masks, without communication, whatever their random state.
-        Plain DistributedDataParallel is right for masks; apply `fully_shard` to masks or to modules around them, before
-        the optimizer is built.
+        Plain DistributedDataParallel is right for masks, but blocks of thin models need `find_unused_parameters=True`.
+        Apply `fully_shard` to masks or to modules around them, before the optimizer is built.
 
     Note:
         Masks that another optimizer drives are taken over: its handle does nothing any more, and its next step warns.

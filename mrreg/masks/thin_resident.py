@@ -1,5 +1,6 @@
 """Kept entries that take the place of parameters for a whole cycle, so that nothing is gathered while nobody looks."""
 
+import warnings
 import weakref
 from typing import Any
 
@@ -8,9 +9,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import is_sharded
+from mrreg.errors import NoEffectWarning
+from mrreg.masks.kept_entries import KeptEntries
 from mrreg.masks.thin_mask import ThinMask
-from mrreg.masks.thin_step import ThinLeaf, ThinStep
-from mrreg.masks.thin_tensor import ThinTensor
+from mrreg.masks.thin_step import ThinLeaf, ThinStep, give_gradient
+from mrreg.masks.thin_tensor import WHERE, ThinTensor
+
+USELESS = 3  # cycles, after which a warning comes
 
 
 class ResidentLeaves:
@@ -23,7 +28,10 @@ class ResidentLeaves:
     def __init__(self, mask: ThinMask, optimizer: Optimizer, step: ThinStep) -> None:
         self._mask, self._optimizer, self._step = mask, weakref.ref(optimizer), step
         self._cycle: object = None  # the draw for which leaves were made
+        self._forwards = 0  # of this cycle that read leaves
+        self._useless = 0  # cycles one after another in which a single forward did
         self._leaves: dict[ThinTensor, ThinLeaf] = {}
+        self._receivers: list[Receiver] = []  # one for each leaf
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -40,9 +48,14 @@ class ResidentLeaves:
     def enter(self, model: nn.Module) -> None:
         """Put kept entries into the places of parameters, once in a cycle."""
         optimizer = self._optimizer()
+        self._forwards += bool(self._leaves)
         if optimizer is None or self._cycle == self._mask._drawn or _has_company():
             return
-        self._cycle = self._mask._drawn
+        self._cycle, self._forwards = self._mask._drawn, 1
+        if self._useless == USELESS:
+            problem = "resident=True has no effect: something reads the parameters of the model at every step"
+            remedy = "Call optimizer.zero_grad(), and clip the gradients of optimizer.param_groups."
+            warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=8)
         places = {
             id(p): (group["params"], i)
             for group in optimizer.param_groups
@@ -55,14 +68,18 @@ class ResidentLeaves:
                 leaf = self._leaves[tensor] = ThinLeaf(p)
                 leaf.enter(optimizer, *places[id(p)], tensor)
                 small: Any = leaf.leaf
-                small.register_post_accumulate_grad_hook(self._check_gradient(leaf))
+                self._receivers.append(receiver := Receiver(p, tensor.entries(p)))
+                small.register_post_accumulate_grad_hook(receiver)
 
     def leave(self) -> None:
         """Write everything back; in the middle of a step the optimizer keeps the leaves until it ends."""
         if not self._leaves:
             return
+        self._useless = self._useless + 1 if self._forwards == 1 and self._mask.k > 2 else 0
         with self._mask.lock, torch.no_grad():
             leaves, self._leaves = list(self._leaves.values()), {}
+            while self._receivers:
+                self._receivers.pop().takes = True
             optimizer = self._optimizer()
             for leaf in leaves:
                 leaf.hide(optimizer)
@@ -74,14 +91,19 @@ class ResidentLeaves:
                     leaf.give_gradient()
             self._mask.release_tables()
 
-    def _check_gradient(self, leaf: ThinLeaf) -> Any:
-        """Return a hook for a backward pass of a forward that ran before somebody looked."""
 
-        def give(_: Tensor) -> None:
-            if all(leaf is not each for each in self._leaves.values()):
-                leaf.give_gradient()
+class Receiver:
+    """Hook on a leaf: once it has left, the parameter takes the gradient of a forward that ran before.
 
-        return give
+    It does not know the leaf: garbage in cycles would hold the memory of hundreds of leaves.
+    """
+
+    def __init__(self, parameter: Tensor, entries: KeptEntries) -> None:
+        self.parameter, self.entries, self.takes = parameter, entries, False
+
+    def __call__(self, small: Tensor) -> None:  # noqa: D102
+        if self.takes:
+            give_gradient(small, self.entries, self.parameter)
 
 
 def _is_free(p: Tensor) -> bool:

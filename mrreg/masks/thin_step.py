@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
+from mrreg.masks.kept_entries import KeptEntries
 from mrreg.masks.thin_mask import ThinMask
 from mrreg.masks.thin_tensor import ThinTensor
 
@@ -86,13 +87,9 @@ class ThinLeaf:
             whole.clear()
             whole.update(values)
 
-    @torch.no_grad()
-    def give_gradient(self, *_: object) -> None:
+    def give_gradient(self) -> None:
         """Add the gradient of the kept entries to the parameter's."""
-        small, self.leaf.grad = self.leaf.grad, None
-        if small is not None:
-            whole = self._entries.spread(small)
-            self.parameter.grad = whole if self.parameter.grad is None else self.parameter.grad.add_(whole)
+        give_gradient(self.leaf, self._entries, self.parameter)
 
     def _take(self, name: str, value: Tensor) -> Tensor:
         """Gather kept entries into the memory of the last step."""
@@ -111,6 +108,15 @@ class ThinLeaf:
             before = torch.zeros_like(self.parameter, dtype=value.dtype, requires_grad=False)
         self._entries.put(local(value), local(before))
         return before
+
+
+@torch.no_grad()
+def give_gradient(small: Tensor, entries: KeptEntries, parameter: Tensor) -> None:
+    """Add the gradient of kept entries to that of their parameter, and take it from them."""
+    grad, small.grad = small.grad, None
+    if grad is not None:
+        whole = entries.spread(grad)
+        parameter.grad = whole if parameter.grad is None else parameter.grad.add_(whole)
 
 
 def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:

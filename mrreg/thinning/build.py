@@ -43,7 +43,7 @@ def thin(
     plan: ThinReport | None = None,
     resident: bool = False,
 ) -> tuple[Model, ThinReport]:
-    """Train a random part of the network on most steps, which regularizes as dropout does and saves the rest.
+    """Make a model train a random sub-network on most steps: it regularizes as dropout does, and computes less.
 
     On k - 1 of k steps a share p of the units of each group is absent, the same for the whole batch: attention heads,
     hidden units of feed-forward layers, inner channels of convolution blocks with their BatchNorm, ... On the k-th step
@@ -75,11 +75,11 @@ def thin(
         boost: Factor of the absent units' update on the k-th step; None means k.
         plan: The report of an earlier call for the same model: nothing is searched or tried, and `p`, `include` and
             `exclude` are not read.
-        resident: Let the model and the optimizer have small parameters from one joint step to the next, so that no
-            step gathers any: up to half the time of wide layers. Whoever reads or lists parameters of the model, or
-            saves the optimizer, finds them whole; until the next cycle, steps gather again. A parameter or a state
-            that was taken from them before is written when that happens. Without effect in compiled and
-            data-parallel models.
+        resident: Keep only the kept entries in the model and the optimizer from one joint step to the next, so that no
+            step gathers them: wide layers save up to twice as much. Reading or listing the model's parameters, or
+            saving the optimizer, makes them whole until the next cycle. Parameters and states taken earlier are out of
+            date in between, their gradients too: clip those in `optimizer.param_groups`, read anew at every step.
+            Without effect in compiled and data-parallel models.
 
     Returns:
         The model and a `ThinReport`: for each group its kind, its units, how many are kept, and why if none is dropped.

@@ -38,7 +38,10 @@ class ThinEntry:
 
 
 class ThinReport(Mapping[str, ThinEntry]):
-    """Entries by the names of groups, and the FLOPs that a masked step computes.
+    """What `thin` found in a model: a mapping from the names of groups to entries, and the FLOPs of a masked step.
+
+    An entry has a `kind`, the numbers of `units` and of `kept` ones, and the `reason` if none is dropped. `thin` and
+    `load` make reports; `print(report)` shows all of it.
 
     Args:
         entries: Groups and refused channels, by name.

@@ -1,7 +1,9 @@
 """Thin models whose kept entries stay in place for a cycle: the same numbers, whoever looks and whenever."""
 
 import copy
+import gc
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +127,28 @@ def test_nothing_is_gathered_while_nobody_looks() -> None:
     whole = sum(p.numel() for p in model.parameters())
     assert seen == [*[seen[0]] * (K - 1), whole] * 2
     assert seen[0] < whole / 2
+
+
+def test_a_look_at_every_step_is_told_once() -> None:
+    model, optimizer, _ = made(mlp, "SGD", True)
+    with pytest.warns(mrreg.NoEffectWarning, match="something reads the parameters of the model at every step") as told:
+        train(model, optimizer, 0, 6 * K, look=lambda m, o: m.zero_grad())
+    assert [each.filename for each in told] == [__file__]
+
+
+def test_leaves_are_freed_without_the_garbage_collector() -> None:
+    model, optimizer, _ = made(mlp, "AdamW", True)
+    gc.collect()
+    gc.disable()
+    try:
+        train(model, optimizer, 0, 1)
+        leaves = [weakref.ref(p) for group in optimizer.param_groups for p in group["params"]]
+        leaves = [leaf for leaf in leaves if all(leaf() is not p for p in model.parameters())]
+        assert len(leaves) == 5
+        train(model, optimizer, 1, 2 * K)
+        assert not any(leaf() is not None for leaf in leaves)
+    finally:
+        gc.enable()
 
 
 def test_a_look_between_forward_and_backward_loses_no_gradient() -> None:
