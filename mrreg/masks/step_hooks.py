@@ -165,14 +165,15 @@ class MaskStepHooks:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Remember, before a step, what it must not change."""
-        for mask, _ in self.masks:
-            if isinstance(mask, ThinMask) and not mask._masking:  # a joint step moves whole parameters
-                mask.write_back()
+        if not self.thin.is_nested:
+            self.thin.abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
         self.thin.running = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         # a later hook or a closure may still write gradients
         grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        for residents in self._residents():
+            residents.begin_step(group_of)
         self._abandon()
         thin = []
         for mask, _ in self.masks:
@@ -225,6 +226,8 @@ class MaskStepHooks:
             return  # a subclass that calls super().step(): the step inside it was this one
         self.thin.running = False
         self.thin.end(optimizer)
+        for residents in self._residents():
+            residents.moved = True
         for mask, _first in self.masks:
             mask.warn_if_unused()
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]

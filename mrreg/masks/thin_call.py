@@ -72,6 +72,7 @@ class ThinForward:
                 if not isinstance(whole, nn.Parameter):  # BatchNorm has moved the statistics of kept channels
                     tensor.entries(whole).put(small, whole)
         if isinstance(error, Exception):
+            self._mask.write_back()
             self._mask.explain(self._model, error)
 
     def _set_attributes(self) -> None:

@@ -32,6 +32,8 @@ class ResidentLeaves:
         self._useless = 0  # cycles one after another in which a single forward did
         self._leaves: dict[ThinTensor, ThinLeaf] = {}
         self._receivers: list[Receiver] = []  # one for each leaf
+        self._handles: list[Any] = []  # of hooks on parameters
+        self.moved = False  # in a step since leaves were made
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -39,11 +41,20 @@ class ResidentLeaves:
     def __contains__(self, tensor: object) -> bool:
         return tensor in self._leaves
 
+    def begin_step(self, group_of: dict[int, dict[str, Any]]) -> None:
+        """Add the groups of the parameters that leaves stand for, by id; a joint step moves whole parameters."""
+        for leaf in self._leaves.values():
+            if id(leaf.leaf) in group_of:
+                group_of[id(leaf.parameter)] = group_of[id(leaf.leaf)]
+        if not self._mask._masking:
+            self.leave()
+
     def read(self, tensor: ThinTensor, value: Tensor) -> Tensor:
         """Return what a masked forward reads in the place of a parameter."""
         leaf = self._leaves[tensor].leaf
         return tensor.widened(leaf if tensor.scale == 1 else leaf * tensor.scale, value)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def enter(self, model: nn.Module) -> None:
         """Put kept entries into the places of parameters, once in a cycle."""
@@ -51,11 +62,11 @@ class ResidentLeaves:
         self._forwards += bool(self._leaves)
         if optimizer is None or self._cycle == self._mask._drawn or _has_company():
             return
-        self._cycle, self._forwards = self._mask._drawn, 1
+        self._cycle, self._forwards, self.moved = self._mask._drawn, 1, False
         if self._useless == USELESS:
             problem = "resident=True has no effect: something reads the parameters of the model at every step"
             remedy = "Call optimizer.zero_grad(), and clip the gradients of optimizer.param_groups."
-            warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=8)
+            warnings.warn(f"{WHERE}: {problem}. {remedy}", NoEffectWarning, stacklevel=9)
         places = {
             id(p): (group["params"], i)
             for group in optimizer.param_groups
@@ -70,21 +81,26 @@ class ResidentLeaves:
                 small: Any = leaf.leaf
                 self._receivers.append(receiver := Receiver(p, tensor.entries(p)))
                 small.register_post_accumulate_grad_hook(receiver)
+                whole: Any = p  # which the loss may have read before this forward
+                self._handles.append(whole.register_post_accumulate_grad_hook(lambda _: self.leave()))
 
     def leave(self) -> None:
         """Write everything back; in the middle of a step the optimizer keeps the leaves until it ends."""
         if not self._leaves:
             return
         self._useless = self._useless + 1 if self._forwards == 1 and self._mask.k > 2 else 0
-        with self._mask.lock, torch.no_grad():
+        with self._mask.lock, torch.inference_mode(False), torch.no_grad():
             leaves, self._leaves = list(self._leaves.values()), {}
+            while self._handles:
+                self._handles.pop().remove()
             while self._receivers:
                 self._receivers.pop().takes = True
             optimizer = self._optimizer()
             for leaf in leaves:
                 leaf.hide(optimizer)
-                leaf.write_back(optimizer)
-            if self._step.running and optimizer is not None:
+                if self.moved or self._step.prepared:  # else graphs may need what the parameter is already
+                    leaf.write_back(optimizer)
+            if self._step.prepared and optimizer is not None:
                 self._step.take_over(optimizer, leaves)
             else:
                 for leaf in leaves:

@@ -149,10 +149,16 @@ class ThinStep:
     """The thin parameters of one optimizer, while it steps."""
 
     def __init__(self) -> None:
-        self.running = False
+        self.running = False  # from the hook before a step to the one after it
+        self.prepared = False  # kept entries have been gathered for the step
         self._leaves: dict[int, ThinLeaf] = {}
         self._inside: list[ThinLeaf | OffLeaf] = []
         self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
+
+    @property
+    def is_nested(self) -> bool:
+        """True if a step that begins is that of a subclass, which calls `super().step()`."""
+        return bool(self._inside) and all(leaf.parameter.grad is None for leaf in self._inside)
 
     def begin(self, optimizer: Optimizer, masked: Masked, call: Call, late: bool) -> Call | None:
         """Prepare a step as the phase of each mask asks; return the call that the optimizer shall get instead, if any.
@@ -160,9 +166,8 @@ class ThinStep:
         Where gradients may still change (`late`), kept entries are gathered when the optimizer calls its closure, which
         it does before all else.
         """
-        if self._inside and all(leaf.parameter.grad is None for leaf in self._inside):
-            return None  # a subclass that calls super().step()
-        self.abandon(optimizer)
+        if self.is_nested:
+            return None
         masked = [each for each in masked if each[0].has_absent]
         self._remember([each for each in masked if not each[2]._masking and each[2].boost != 1], late)
         masked = [each for each in masked if each[2]._masking]
@@ -174,6 +179,7 @@ class ThinStep:
     @torch.no_grad()
     def end(self, optimizer: Optimizer) -> None:
         """Write kept entries back after a step, or move absent ones further."""
+        self.prepared = False
         while self._inside:
             self._inside.pop().leave(optimizer, completed=True)
         while self._moving:
@@ -186,6 +192,7 @@ class ThinStep:
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""
+        self.prepared = False
         self._moving.clear()
         while self._inside:
             self._inside.pop().leave(optimizer, completed=False)
@@ -209,6 +216,7 @@ class ThinStep:
     @torch.no_grad()
     def _enter(self, optimizer: Optimizer, masked: Masked) -> None:
         """Put kept entries into the places of parameters that have a gradient."""
+        self.prepared = True
         places = {
             id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])
         }

@@ -22,7 +22,7 @@ RANGE = "in [0, 1]"
 
 
 def chosen_blocks(
-    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str]
+    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str] = ()
 ) -> dict[str, float]:
     """Return p of each module that `thin`'s arguments choose as the end of a branch, or as a block, by its path."""
     asked = p.get(BLOCKS) if isinstance(p, Mapping) else None

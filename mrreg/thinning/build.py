@@ -162,7 +162,7 @@ def _search(
             refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
             groups = [group for group in groups if not _masked_otherwise(model, group)]
             blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
-            groups = with_counts([*groups, *blocks], p, include, exclude)
+            groups = with_counts([*groups, *blocks], p, include, exclude, chosen_blocks(model, p, include))
             dropped = [group for group in groups if group.kept < group.units and not group.blocks]
             inputs = read_inputs(example_inputs)
             admission = admit(twin, inputs, dropped, progress)

@@ -1,6 +1,6 @@
 """Counts of units that stay in each group, from p, kinds and patterns."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import get_args
@@ -21,9 +21,10 @@ def with_counts(
     p: Shares,
     include: Iterable[str] | None,
     exclude: Iterable[str] | None,
+    blocks: Collection[str] = (),
 ) -> list[UnitGroup]:
-    """Return the groups with the numbers of units that stay; where nothing is dropped, all do."""
-    choice = _Choice(groups, p, include, exclude)
+    """Return the groups with the numbers of units that stay; names may match paths of blocks that are excluded, too."""
+    choice = _Choice(groups, p, include, exclude, blocks)
     return [group if group.blocks else replace(group, kept=kept(group, choice.p_of(group))) for group in groups]
 
 
@@ -56,8 +57,9 @@ class _Choice:
         p: Shares,
         include: Iterable[str] | None,
         exclude: Iterable[str] | None,
+        blocks: Collection[str],
     ) -> None:
-        self.groups = groups
+        self.groups, self.blocks = groups, blocks
         self.asked = tuple(p) if isinstance(p, Mapping) else INNER  # kinds and patterns
         self.p = self._numbers(p)
         self.include = None if include is None else self._names("include", include)
@@ -79,7 +81,8 @@ class _Choice:
             raise invalid_argument(TypeError, WHERE, argument, "a list of kinds or glob patterns", names)
         known = {group.kind for group in self.groups}.union(*map(owners, self.groups))
         for name in names:
-            if name != "blocks" and not any(_matches(name, group) for group in self.groups):
+            known_block = name == "blocks" or any(fnmatchcase(path, name) for path in self.blocks)
+            if not known_block and not any(_matches(name, group) for group in self.groups):
                 raise unknown_name(WHERE, argument, "kinds or patterns that match a group of units", name, known)
         return list(names)
 

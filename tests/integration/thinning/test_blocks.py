@@ -416,7 +416,7 @@ def test_checkpointing_around_layers_changes_nothing(reentrant: bool, p: Any) ->
 
 
 def loaded(model: nn.Module) -> Any:
-    own = [type(module) for module in mrreg.unwrap(copy.deepcopy(model)).modules()]
+    own: list[Any] = [type(module) for module in mrreg.unwrap(copy.deepcopy(model)).modules()]
     with torch.serialization.safe_globals(own):
         return torch.load(_saved(model), weights_only=True)
 
@@ -573,6 +573,8 @@ def test_a_model_without_drop_path_is_told_to_name_blocks() -> None:
 def test_excluded_blocks_stay() -> None:
     _, report = mrreg.thin(plain_net(True, True), {"blocks": 0.5}, K, batch(0), exclude=["layers.0.*"])
     assert report["blocks"].units == 6
+    _, report = mrreg.thin(plain_net(True, False), {"blocks": {"layers.*": 0.5}}, K, batch(0), exclude=["layers.0"])
+    assert report["blocks"].units == 3
 
 
 @pytest.mark.slow

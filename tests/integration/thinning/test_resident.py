@@ -326,3 +326,87 @@ def test_a_scaler_that_skips_steps() -> None:
             optimizer.zero_grad()
         results.append((dict(model.state_dict()), handle.state()))
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def looking(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, way: str) -> None:
+    """One step in which something reads parameters where it matters most."""
+
+    def closure() -> Any:
+        optimizer.zero_grad() if way != "zero in a closure" else model.zero_grad()
+        loss = loss_of(model, step)
+        if way == "penalty in a closure":
+            loss = loss + sum(p.square().sum() for p in model.parameters())
+        loss.backward()
+        if way == "clip in a closure":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        return loss
+
+    if "closure" in way:
+        optimizer.step(closure)
+        return
+    optimizer.zero_grad()
+    penalty: Any = 0.0
+    if way == "penalty before the forward":
+        penalty = sum(p.square().sum() for p in model.parameters())
+    (loss_of(model, step) + penalty).backward()
+    optimizer.step()
+    if way == "inference mode":
+        model.eval()
+        with torch.inference_mode():
+            loss_of(model, step)
+        model.train()
+
+
+LOOKING = (
+    "clip in a closure",
+    "zero in a closure",
+    "penalty in a closure",
+    "penalty before the forward",
+    "inference mode",
+    "clip in a hook",
+)
+
+
+@pytest.mark.filterwarnings("ignore:thin. resident=True has no effect")
+@pytest.mark.parametrize("way", LOOKING)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_looks_in_closures_hooks_and_losses(way: str, optimizer: str) -> None:
+    results = []
+    for resident in (False, True):
+        model, used, _ = made(mlp, optimizer, resident)
+        if way == "clip in a hook":
+            used.register_step_pre_hook(lambda *_, m=model: nn.utils.clip_grad_norm_(m.parameters(), 0.01) and None)
+        for step in range(STEPS):
+            looking(model, used, step, way)
+        results.append((dict(model.state_dict()), used.state_dict()["state"]))
+    torch.testing.assert_close(*results, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("failing", range(K))
+def test_a_step_that_failed_is_no_step(resident: bool, failing: int) -> None:
+    class Failing(torch.optim.AdamW):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise RuntimeError("out of memory")
+            return super().step(closure)
+
+    results = []
+    for fails in (False, True):
+        torch.manual_seed(0)
+        model, _ = mrreg.thin(mlp().double(), 0.5, K, torch.randn(2, 6), resident=resident)
+        optimizer = Failing(model.parameters(), lr=0.01, weight_decay=0.1)
+        mrreg.attach(optimizer, model, seed=3)
+        train(model, optimizer, 0, failing)
+        if fails:
+            optimizer.fails = True
+            with pytest.raises(RuntimeError, match="out of memory"):
+                train(model, optimizer, 99, 100)
+            optimizer.fails = False
+            optimizer.zero_grad()
+            model.state_dict()
+        train(model, optimizer, failing, STEPS)
+        results.append((dict(model.state_dict()), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
