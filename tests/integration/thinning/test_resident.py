@@ -375,7 +375,8 @@ def test_looks_in_closures_hooks_and_losses(way: str, optimizer: str) -> None:
     for resident in (False, True):
         model, used, _ = made(mlp, optimizer, resident)
         if way == "clip in a hook":
-            used.register_step_pre_hook(lambda *_, m=model: nn.utils.clip_grad_norm_(m.parameters(), 0.01) and None)
+            clip: Any = lambda *_, m=model: nn.utils.clip_grad_norm_(m.parameters(), 0.01) and None  # noqa: E731
+            used.register_step_pre_hook(clip)
         for step in range(STEPS):
             looking(model, used, step, way)
         results.append((dict(model.state_dict()), used.state_dict()["state"]))
