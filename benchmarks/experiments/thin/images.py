@@ -1,5 +1,6 @@
 """Few images of CIFAR-10 at half their size, and a training on a seed's own draw of them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +40,10 @@ def pixels(folder: Path | None, of: int | None, test: int | None) -> tuple[Tenso
 
 
 def loop(draw: Draw, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    """Return the training on images drawn by the seed; the last ones of all are for validation."""
+    """Return the training on images drawn by the seed; the last ones of all are for validation.
+
+    The learning rate rises for the first tenth of the steps and falls like a cosine after it.
+    """
     x, y, test_x, test_y = (part.to(job.device) for part in pixels(job.data_dir, draw.of, draw.test))
     rest = len(y) - draw.validation
     chosen = torch.randperm(rest, generator=torch.Generator().manual_seed(seed))[: draw.images].to(job.device)
@@ -48,8 +52,16 @@ def loop(draw: Draw, model: nn.Module, optimizer: Optimizer, seed: int, job: Job
         lambda index: (x[chosen[index]], y[chosen[index]]),
         torch.Generator().manual_seed(ORDER_STREAM + seed),
     )
+    rates = [group["lr"] for group in optimizer.param_groups]
+
+    def scheduled(step: int) -> None:
+        warm = job.steps / 10
+        factor = min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * max(0.0, step - warm) / (job.steps - warm)))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+
     splits = {"validation": lambda: parts(x[rest:], y[rest:]), "test": lambda: parts(test_x, test_y)}
-    return Loop(model, optimizer, batches, splits)
+    return Loop(model, optimizer, batches, splits, before=scheduled)
 
 
 def parts(x: Tensor, y: Tensor) -> Iterator[Batch]:
