@@ -173,7 +173,7 @@ def sections(network: Network) -> tuple[Section, ...]:
         [*((THIN, name) for name in METHODS if name != THIN), (DROPOUT, NONE)],
         words="more accurate than",
         note="64 and 128 channels with BatchNorm (`gpu`: 128 and 256) on images at 16 x 16, 2,000 training images "
-        "drawn for each seed (`gpu`: 5,000), no augmentation, SGD with momentum 0.9, lr 0.05 and a cosine schedule. Two "
+        "drawn for each seed (`gpu`: 5,000), no augmentation, SGD with momentum 0.9, lr 0.05, cosine schedule. Two "
         "values each of what a method has are tried on validation images at equal seconds. Accuracy at the end.",
     )
     return study_sections(shown, baseline=NONE)
