@@ -40,7 +40,7 @@ def pixels(folder: Path | None, of: int | None, test: int | None) -> tuple[Tenso
 
 
 def loop(draw: Draw, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    """Return the training on images drawn by the seed; the last ones of all are for validation.
+    """Return the training on images drawn by the seed; the last ones of all are for validation, "drawn" are its own.
 
     The learning rate rises for the first tenth of the steps and falls like a cosine after it.
     """
@@ -60,7 +60,11 @@ def loop(draw: Draw, model: nn.Module, optimizer: Optimizer, seed: int, job: Job
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * factor
 
-    splits = {"validation": lambda: parts(x[rest:], y[rest:]), "test": lambda: parts(test_x, test_y)}
+    splits = {
+        "drawn": lambda: parts(x[chosen], y[chosen]),
+        "validation": lambda: parts(x[rest:], y[rest:]),
+        "test": lambda: parts(test_x, test_y),
+    }
     return Loop(model, optimizer, batches, splits, before=scheduled)
 
 

@@ -61,9 +61,9 @@ SHOWN = replace(
     unit="nats a word",
     ylabel="test loss [nats a word]",
     note="3 layers of width 96 with 6 heads on the first 30,000 words of the training text, all but the 999 most "
-    "frequent ones being one word (`gpu`: larger), AdamW. Two values each of dropout's p, of the shares of hidden units "
-    "and heads, and of weight decay are tried on the validation text at equal seconds. The loss is the test loss where "
-    "the validation loss was smallest.",
+    "frequent ones being one word (`gpu`: larger), AdamW. Two values each of dropout's p, of the shares of hidden "
+    "units and heads, and of weight decay are tried on the validation text at equal seconds. The loss is the test loss "
+    "where the validation loss was smallest.",
 )
 STUDY = Study(
     "thin-words", PRESETS, chars.comparisons, build, "loss", lower=True, result=chars.result, data="Penn Treebank"
