@@ -15,7 +15,7 @@ from benchmarks.core.comparison import Comparison, Job, Outcome
 from benchmarks.core.records import Result
 from benchmarks.core.sections import Bars, Claim, Row, Section, gain, metric
 from benchmarks.core.study import Study
-from benchmarks.core.training import Loop, accuracy
+from benchmarks.core.training import Loop
 from benchmarks.experiments.thin import convolutions
 
 
@@ -60,7 +60,7 @@ class Normalized(Loop):
             return super().evaluate(split)
         model = mrreg.unwrap(deepcopy(self.model))
         update_bn(self.splits["drawn"](), model)
-        return accuracy(model, self.splits["test"]())
+        return self.metric(model, self.splits["test"]())
 
 
 def comparisons(config: Config) -> list[Comparison[Method]]:
