@@ -124,8 +124,8 @@ def sections(task: str, presets: frozenset[str]) -> tuple[Section, ...]:
         {name: f"{task}: {name}" for name in METHODS},
         [*((name, other) for name in ours for other in (DROPOUT, NONE)), (DROPOUT, NONE)],
         words="more accurate than",
-        note="MiniLM (`gpu`: DistilBERT) on 480 texts, three epochs (`gpu`: 4,000 of SST-2, all of RTE) drawn for each seed, AdamW "
-        "with lr 1e-4 (`gpu`: 5e-5) after a warm-up. Nothing is tuned. Accuracy on the dev texts at the end.",
+        note="MiniLM (`gpu`: DistilBERT) on 480 texts (`gpu`: 4,000 of SST-2, all of RTE) drawn for each seed, three "
+        "epochs, AdamW with lr 1e-4 (`gpu`: 5e-5) after a warm-up. Nothing is tuned. Accuracy on the dev texts.",
         presets=presets,
         ylabel="dev accuracy [%]",
     )
