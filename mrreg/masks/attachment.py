@@ -16,7 +16,8 @@ from mrreg.masks.mask_clock import KEYS
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
 from mrreg.masks.status import collect_state, describe, positions
-from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving, forget_superseded
+from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving
+from mrreg.masks.superseded import forget_superseded
 from mrreg.masks.thin_mask import thin_mask
 from mrreg.module_utils import join, within
 

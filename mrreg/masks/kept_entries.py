@@ -36,22 +36,25 @@ class KeptEntries:
             self.rows = (self.rows[:, None] * size + along).flatten()
         self._order, self._inverse = order, [order.index(dim) for dim in range(like.dim())]
         self._sizes = sizes
-        self._kept_sizes = [len(kept[dim]) if dim in kept else like.shape[dim] for dim in order]
+        self._kept_sizes = [kept[dim].numel() if dim in kept else like.shape[dim] for dim in order]
         row = sizes[leading:]
         self._matrix = (prod(sizes[:leading]), *([prod(row)] if prod(row) != 1 else []))
+        self._rows_shape = self.rows.shape + self._matrix[1:]
+        self._in_order = order == list(range(like.dim()))
         self.shape = torch.Size(self._kept_sizes[place] for place in self._inverse)
 
     def take(self, whole: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the kept entries; in the memory of `out`, where that is what an earlier call returned."""
-        matrix = whole.permute(self._order).reshape(self._matrix)
+        matrix = self._ordered(whole).reshape(self._matrix)
         if out is not None:
             torch.index_select(matrix, 0, self.rows, out=self._rows_of(out))
             return out
-        return matrix.index_select(0, self.rows).view(self._kept_sizes).permute(self._inverse)
+        small = matrix.index_select(0, self.rows).view(self._kept_sizes)
+        return small if self._in_order else small.permute(self._inverse)
 
     def put(self, small: Tensor, whole: Tensor) -> None:
         """Write kept entries into a tensor, whose others stay as they are."""
-        ordered, rows = whole.permute(self._order), self._rows_of(small)
+        ordered, rows = self._ordered(whole), self._rows_of(small)
         matrix = ordered.reshape(self._matrix)
         if rows.dim() == 1:  # a third of the time of index_copy_, which is faster for longer rows (CPU)
             matrix.scatter_(0, self.rows, rows)
@@ -65,8 +68,11 @@ class KeptEntries:
         matrix = small.new_zeros(self._matrix).index_copy(0, self.rows, self._rows_of(small))
         return matrix.view(self._sizes).permute(self._inverse)
 
+    def _ordered(self, tensor: Tensor) -> Tensor:
+        return tensor if self._in_order else tensor.permute(self._order)  # a call takes as long as a small gather
+
     def _rows_of(self, small: Tensor) -> Tensor:
-        return small.permute(self._order).reshape(len(self.rows), *self._matrix[1:])
+        return self._ordered(small).reshape(self._rows_shape)
 
 
 class KeptUnits:
@@ -109,7 +115,9 @@ class KeptUnits:
 
     def kept_shape(self, value: Tensor) -> torch.Size:
         """Return the shape of the kept entries, on all ranks together."""
-        return torch.Size(len(self._kept[dim]) if dim in self._kept else size for dim, size in enumerate(value.shape))
+        return torch.Size(
+            self._kept[dim].numel() if dim in self._kept else size for dim, size in enumerate(value.shape)
+        )
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the tensor that takes the place of a parameter or buffer in a masked forward."""

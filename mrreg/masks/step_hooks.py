@@ -14,7 +14,7 @@ import sys
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, cast
 
@@ -38,7 +38,9 @@ from mrreg.masks.frozen_entries import (
 )
 from mrreg.masks.mask_clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.module import MultirateMask
+from mrreg.masks.superseded import Superseded
 from mrreg.masks.thin_mask import ThinMask
+from mrreg.masks.thin_resident import ResidentLeaves
 from mrreg.masks.thin_step import Call, ThinStep
 
 WHERE = "attach"
@@ -67,11 +69,14 @@ class MaskStepHooks:
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
         add(optimizer.register_step_pre_hook(self._before_step))
         add(optimizer.register_load_state_dict_pre_hook(self._check))
-        add(optimizer.register_state_dict_pre_hook(self.thin.hide))
+        add(optimizer.register_state_dict_pre_hook(self._show_whole))
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
         add(optimizer.register_state_dict_post_hook(self._save))
         for mask, _first in self.masks:
             vars(mask)["_move_report"] = self.move_report
+            if isinstance(mask, ThinMask) and mask.resident:
+                mask.write_back()
+                mask.residents = ResidentLeaves(mask, optimizer) if not self.move_report.tolerated else None
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""
@@ -113,9 +118,24 @@ class MaskStepHooks:
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
         self.thin.abandon(optimizer)
+        self._write_back()
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
+
+    def _show_whole(self, optimizer: Optimizer) -> None:
+        """Show whole parameters and their state to who saves the optimizer."""
+        self._write_back()
+        self.thin.hide(optimizer)
+
+    def _write_back(self) -> None:
+        for residents in self._residents():
+            residents.leave()
+
+    def _residents(self) -> Iterator[ResidentLeaves]:
+        for mask, _ in self.masks:
+            if isinstance(mask, ThinMask) and mask.residents is not None:
+                yield mask.residents
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
@@ -151,6 +171,8 @@ class MaskStepHooks:
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._abandon()
         thin = []
+        for residents in self._residents():
+            residents.begin_step()
         for mask, _ in self.masks:
             for name, p in mask._masked_parameters() if mask._drawn is not None else ():
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
@@ -200,6 +222,8 @@ class MaskStepHooks:
         if not self.in_step:
             return  # a subclass that calls super().step(): the step inside it was this one
         self.in_step = False
+        for residents in self._residents():
+            residents.end_step()
         self.thin.end(optimizer)
         for mask, _first in self.masks:
             mask.warn_if_unused()
@@ -259,19 +283,6 @@ def check_fast(group: Group, path: str) -> None:
         raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
 
 
-class Superseded:
-    """Hook on an optimizer whose masks another one drives now: warns at its next step."""
-
-    def __init__(self) -> None:
-        self._told = False
-
-    def __call__(self, optimizer: Optimizer, *_: Any) -> None:  # noqa: D102
-        if not self._told:
-            self._told = True
-            problem = f"this {type(optimizer).__name__} steps, but another optimizer drives its masks now"
-            warnings.warn(f"{WHERE}: {problem}. Attach it again to use it.", NoEffectWarning, stacklevel=3)
-
-
 def driving(optimizer: Optimizer) -> MaskStepHooks | None:
     """Return the hooks that drive masks from an optimizer's steps."""
     for hook in optimizer._optimizer_step_post_hooks.values():
@@ -279,10 +290,3 @@ def driving(optimizer: Optimizer) -> MaskStepHooks | None:
         if isinstance(hooks, MaskStepHooks):
             return hooks
     return None
-
-
-def forget_superseded(optimizer: Any) -> None:
-    """Remove the warning of an optimizer that is attached again."""
-    hooks = optimizer._optimizer_step_pre_hooks
-    for key in [key for key, hook in hooks.items() if isinstance(hook, Superseded)]:
-        del hooks[key]

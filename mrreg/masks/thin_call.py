@@ -30,7 +30,6 @@ class ThinForward:
         self.thread = get_ident()
         self._guard = CheckpointGuard()
         self._gathered: dict[ThinTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
-        self._tables: list[ThinTable] = []
         self._attributes: list[tuple[dict[str, Any], str, Any]] = []
 
     def show(self, tensor: ThinTensor, value: Tensor) -> Tensor:
@@ -42,7 +41,8 @@ class ThinForward:
         if is_sharded(value):
             remedy = "Apply fully_shard to modules that the forward calls."
             raise invalid_state(WHERE, f"{tensor.name!r} is still sharded in the forward", remedy)
-        small = tensor.gather(value)
+        residents = self._mask.residents
+        small = residents.read(tensor, value) if residents and tensor in residents else tensor.gather(value)
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
         self._gathered[tensor] = value, small
@@ -53,17 +53,19 @@ class ThinForward:
         self._guard.check_output(output, (small for _, small in self._gathered.values()))
 
     def __enter__(self) -> Self:
+        if self._mask.residents is not None:
+            self._mask.residents.enter(self._model)
         self._mask.running = self
-        for module, kind, tensors in self._mask.places(self._model):
-            self._tables.append(ThinTable(module, kind, tensors, self))
+        if not self._mask.tables:
+            self._mask.tables = [ThinTable(*place, self._mask) for place in self._mask.places(self._model)]
         self._set_attributes()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._mask.running = None
         self._reset_attributes()
-        for table in self._tables:
-            table.restore()
+        if not self._mask.residents:
+            self._mask.release_tables()
         with torch.no_grad():
             for tensor, (whole, small) in self._gathered.items():
                 if not isinstance(whole, nn.Parameter):  # BatchNorm has moved the statistics of kept channels
@@ -97,20 +99,28 @@ class ThinTable(MutableMapping[str, Any]):
     Whoever lists the table (state_dict, optimizers, copies), and every other thread, gets the whole tensors.
     """
 
-    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, ThinTensor], forward: ThinForward) -> None:
-        self.whole: Any = module.__dict__[kind]
-        self._module, self._kind, self._tensors, self._forward = module, kind, tensors, forward
+    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, ThinTensor], mask: ThinMask) -> None:
+        self.own: Any = module.__dict__[kind]
+        self._module, self._kind, self._tensors, self._mask = module, kind, tensors, mask
         module.__dict__[kind] = self
 
     def restore(self) -> None:
         """Give the module its own table back."""
-        self._module.__dict__[self._kind] = self.whole
+        self._module.__dict__[self._kind] = self.own
+
+    @property
+    def whole(self) -> Any:
+        """The module's own table, with nothing of it elsewhere."""
+        self._mask.write_back()
+        return self.own
 
     def __getitem__(self, name: str) -> Any:
-        value = self.whole[name]
-        if name in self._tensors and self._forward.thread == get_ident():
-            return self._forward.show(self._tensors[name], value)
-        return value
+        if name not in self._tensors:
+            return self.own[name]
+        running = self._mask.running
+        if running is not None and running.thread == get_ident():
+            return running.show(self._tensors[name], self.own[name])
+        return self.whole[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.whole[name] = value
@@ -119,13 +129,13 @@ class ThinTable(MutableMapping[str, Any]):
         del self.whole[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.whole
+        return name in self.own
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.whole)
+        return iter(self.own)
 
     def __len__(self) -> int:
-        return len(self.whole)
+        return len(self.own)
 
     def items(self) -> Any:
         """Return the whole tensors, with their names."""

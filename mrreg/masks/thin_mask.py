@@ -37,8 +37,9 @@ class ThinTensor(KeptUnits):
     def of(self, model: nn.Module) -> Tensor:
         """Return the parameter or buffer of this name in a model."""
         path, _, leaf = self.name.rpartition(".")
-        module: Any = model.get_submodule(path)
-        found: Tensor = (module._parameters if leaf in module._parameters else module._buffers)[leaf]
+        module = model.get_submodule(path)
+        parameters, buffers = (own_table(module, kind) for kind in ("_parameters", "_buffers"))
+        found: Tensor = (parameters if leaf in parameters else buffers)[leaf]
         return found
 
     def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
@@ -48,16 +49,22 @@ class ThinTensor(KeptUnits):
         self.keep(along, value)
 
     def gather(self, value: Tensor) -> Tensor:
-        """Return the tensor that takes the place of the parameter or buffer in a masked forward.
+        """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
+        return self.widened(super().gather(value), value)
 
-        The model's inputs come whole, so the columns that read absent ones stay, at zero.
-        """
-        small = super().gather(value)
+    def widened(self, small: Tensor, value: Tensor) -> Tensor:
+        """Return kept entries with the columns that read absent inputs, at zero: the model's inputs come whole."""
         for dim, (group, _) in self.cuts.items():
             if group.kind == "inputs":
                 shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
                 small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
         return small
+
+
+def own_table(module: nn.Module, kind: str) -> Any:
+    """Return the `_parameters` or `_buffers` of a module, also while another table stands for it."""
+    table = module.__dict__[kind]
+    return getattr(table, "own", table)
 
 
 Place = tuple[nn.Module, str, dict[str, ThinTensor]]
@@ -73,6 +80,7 @@ class ThinMask(CyclicMask):
         k: Optimizer steps per cycle.
         boost: Factor of the slow step; None means k.
         rescale: Multiply what consumers read of the kept units by units / kept.
+        resident: Keep the kept entries in the place of parameters for a cycle, as long as nobody looks.
     """
 
     def __init__(
@@ -83,13 +91,17 @@ class ThinMask(CyclicMask):
         k: int,
         boost: float | None,
         rescale: bool,
+        resident: bool = False,
     ) -> None:
+        self.resident = resident
+        self.residents: Any = None  # of the optimizer that drives the mask
         self.groups, self.overrides, self.rescale = tuple(groups), tuple(overrides), rescale
         self.k = check_int(WHERE, "k", k)
         self.boost = boost
         self.tensors = _tensors(self.groups, rescale)
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
         self.running: Any = None  # the masked forward that holds the lock
+        self.tables: list[Any] = []  # which stand for those of modules
         self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
         self.lock = RLock()  # of masked forwards, which change attributes that other threads read
         self._detach()
@@ -117,7 +129,7 @@ class ThinMask(CyclicMask):
             thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values()}
             places = []
             for module, kind in product(model.modules(), ("_parameters", "_buffers")):
-                found = {name: thin[id(value)] for name, value in module.__dict__[kind].items() if id(value) in thin}
+                found = {name: thin[id(value)] for name, value in own_table(module, kind).items() if id(value) in thin}
                 if found:
                     places.append((module, kind, found))
             self._places = weakref.ref(model), places
@@ -155,6 +167,8 @@ class ThinMask(CyclicMask):
         self._drawn = None
 
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
+        if self._drawn != (seed, first, clock // self.k, self.p):
+            self.write_back()
         super()._set_phase(clock, seed, first)
         self._forget_versions()
 
@@ -196,8 +210,20 @@ class ThinMask(CyclicMask):
         entries.put(torch.zeros_like(entries.take(absent)), absent)
         return bool(absent.any())
 
+    def write_back(self) -> None:
+        """Let the model and its optimizer have whole parameters."""
+        if self.residents is not None:
+            self.residents.leave()
+
+    def release_tables(self) -> None:
+        """Give modules their own tables of parameters back, unless a forward reads them."""
+        while self.tables and self.running is None:
+            self.tables.pop().restore()
+
     def _detach(self) -> None:
         """Become dense and undriven."""
+        self.write_back()
+        self.residents = None
         self._masking = self._attached = self._warned = False
         self._move_report = MoveReport()
         self._forget_versions()
@@ -211,7 +237,7 @@ class ThinMask(CyclicMask):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
-        return ThinMask, (None, self.groups, self.overrides, self.k, self._boost, self.rescale)
+        return ThinMask, (None, self.groups, self.overrides, self.k, self._boost, self.rescale, self.resident)
 
 
 def thin_mask(model: nn.Module) -> ThinMask | None:

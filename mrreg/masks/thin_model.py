@@ -24,6 +24,7 @@ def install(
     k: int = 5,
     boost: float | None = None,
     rescale: bool = True,
+    resident: bool = False,
 ) -> Model:
     """Make a model thin, in place, and return it.
 
@@ -37,6 +38,7 @@ def install(
         k: Optimizer steps per cycle, at least 1.
         boost: Factor of the slow step; None means k.
         rescale: Multiply what consumers read of the kept units by units / kept on masked steps.
+        resident: Keep the kept entries in the place of parameters for a cycle, as long as nobody looks.
 
     Raises:
         ValueError: If the model is thin already, has a forward of its own beside its class's, or is compiled.
@@ -46,7 +48,7 @@ def install(
     if "forward" in vars(model) or isinstance(model, (torch.jit.ScriptModule, nn.DataParallel)):
         rule, remedy = "a module whose class defines its forward", "Make it thin before anything replaces its forward."
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
-    mask = ThinMask(model, groups, overrides, k, boost, rescale)
+    mask = ThinMask(model, groups, overrides, k, boost, rescale, resident)
     vars(model)[NAME] = mask
     for module, *_ in mask.places(model):
         if type(module) is nn.MultiheadAttention:
@@ -62,8 +64,9 @@ def uninstall(model: nn.Module) -> None:
     if plain is None:
         problem = f"{type(model).__name__} has been given another class since the model became thin"
         raise invalid_state("unwrap", problem, "Unwrap before fully_shard.")
-    mask: ThinMask = vars(model).pop(NAME)
+    mask: ThinMask = vars(model)[NAME]
     mask.forget()
+    del vars(model)[NAME]
     model.__class__ = plain
     for module in model.modules():
         if type(module) is MultiheadAttention:

@@ -23,26 +23,26 @@ class ThinLeaf:
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
         self._memory: dict[str, Tensor] = {}  # of what has been gathered, to gather into again
-        self._leaf = nn.Parameter(torch.empty(0))
+        self.leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
     def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor) -> None:
         """Put the kept entries into the place of the parameter."""
         p, grad = self.parameter, self.parameter.grad
-        assert grad is not None
-        if grad.layout is not torch.strided:
+        if grad is not None and grad.layout is not torch.strided:
             problem = f"a parameter {tuple(p.shape)} of a thin model has a sparse gradient"
             raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
         self._entries, self._shape = tensor.entries(p), tensor.kept_shape(p)
         self._params, self._place, self._gradient = params, place, grad
         values = self._take("", p)
         if is_sharded(values):
-            self._leaf = nn.Parameter(values)
+            self.leaf = nn.Parameter(values)
         else:  # the same object in every step, for compiled ones
-            self._leaf.grad = None
-            self._leaf.data = values
-        self._leaf.grad = self._take("grad", grad)
-        self._version = self._leaf.grad._version
+            self.leaf.grad = None
+            self.leaf.data = values
+        if grad is not None:
+            self.leaf.grad = self._take("grad", grad)
+            self._version = self.leaf.grad._version
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
         self._state = {
             name: self._take(name, value) if _by_entry(name, value, p) else value
@@ -52,16 +52,16 @@ class ThinLeaf:
 
     def show(self, optimizer: Optimizer) -> None:
         """Let the optimizer see the kept entries."""
-        self._params[self._place] = self._leaf
+        self._params[self._place] = self.leaf
         if self._state:
-            optimizer.state[self._leaf] = self._state
+            optimizer.state[self.leaf] = self._state
 
-    def hide(self, optimizer: Optimizer) -> None:
-        """Let the optimizer see the parameter."""
+    def hide(self, optimizer: Optimizer | None) -> None:
+        """Let the optimizer see the parameter; it may be gone."""
         self._params[self._place] = self.parameter
-        self._state = optimizer.state.pop(self._leaf, {})
+        self._state = {} if optimizer is None else optimizer.state.pop(self.leaf, {})
 
-    def leave(self, optimizer: Optimizer, completed: bool) -> None:
+    def leave(self, optimizer: Optimizer | None, completed: bool) -> None:
         """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
         self.hide(optimizer)
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
@@ -69,15 +69,27 @@ class ThinLeaf:
             self.parameter.grad = gradient
         if not completed:
             return
-        self._entries.put(local(self._leaf), local(self.parameter))
-        small = self._leaf.grad
-        if small is not None and small._version != self._version and gradient is not None:  # unscaled by a fused step
+        self.write_back(optimizer)
+        small = self.leaf.grad
+        if small is not None and gradient is not None and small._version != self._version:  # unscaled by a fused step
             self._entries.put(local(small), local(gradient))
-        if self._state:
+
+    def write_back(self, optimizer: Optimizer | None) -> None:
+        """Write the kept entries, and their state as it was when last hidden, into the parameter and its state."""
+        self._entries.put(local(self.leaf), local(self.parameter))
+        if self._state and optimizer is not None:
             whole = optimizer.state[self.parameter]
             values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
             whole.clear()
             whole.update(values)
+
+    @torch.no_grad()
+    def give_gradient(self, *_: object) -> None:
+        """Add the gradient of the kept entries to the parameter's."""
+        small, self.leaf.grad = self.leaf.grad, None
+        if small is not None:
+            whole = self._entries.spread(small)
+            self.parameter.grad = whole if self.parameter.grad is None else self.parameter.grad.add_(whole)
 
     def _take(self, name: str, value: Tensor) -> Tensor:
         """Gather kept entries into the memory of the last step."""
@@ -90,7 +102,7 @@ class ThinLeaf:
 
     def _whole(self, name: str, value: Any, before: Any) -> Any:
         """Build the state of the parameter from that of its kept entries; absent ones of new state are zero."""
-        if not _by_entry(name, value, self._leaf):
+        if not _by_entry(name, value, self.leaf):
             return value
         if before is None:
             before = torch.zeros_like(self.parameter, dtype=value.dtype, requires_grad=False)

@@ -37,6 +37,7 @@ def thin(
     rescale: bool = True,
     boost: float | None = None,
     plan: ThinReport | None = None,
+    resident: bool = False,
 ) -> tuple[Model, ThinReport]:
     """Train a random part of the network on most steps, which regularizes as dropout does and saves the rest.
 
@@ -68,6 +69,11 @@ def thin(
         boost: Factor of the absent units' update on the k-th step; None means k.
         plan: The report of an earlier call for the same model: nothing is searched or tried, and `p`, `include` and
             `exclude` are not read.
+        resident: Let the model and the optimizer have small parameters from one joint step to the next, so that no
+            step gathers any: up to half the time of wide layers. Whoever reads or lists parameters of the model, or
+            saves the optimizer, finds them whole; until the next cycle, steps gather again. A parameter or a state
+            that was taken from them before is written when that happens. Without effect in compiled and
+            data-parallel models.
 
     Returns:
         The model and a `ThinReport`: for each group its kind, its units, how many are kept, and why if none is dropped.
@@ -98,7 +104,7 @@ def thin(
     report = _search(model, p, k, example_inputs, include, exclude) if plan is None else _fitting(model, plan, k)
     if not report.groups:
         warn(f"{WHERE}: no group of units loses any, so training goes on as before.", NoEffectWarning, stacklevel=2)
-    return install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale), report
+    return install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale, resident=resident), report
 
 
 def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:

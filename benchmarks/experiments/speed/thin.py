@@ -1,8 +1,8 @@
 """Seconds of training thin networks against the same networks whole, nn.Dropout beside them.
 
 A timed call is one or more whole cycles: k - 1 masked steps and the joint step, each with forward, backward, optimizer
-step and zero_grad. Every repeat times plain, thin and dropout one after the other in one process and gives one ratio
-of each; the report shows their median, smallest and largest.
+step and zero_grad. Every repeat times plain training, thin training with and without `resident`, and dropout one after
+the other in one process, and gives one ratio of each; the report shows their median, smallest and largest.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from benchmarks.core.timing import interleaved
 from benchmarks.experiments.speed.thin_networks import NETWORKS
 
 LR = 1e-6  # so small that thousands of steps on one batch leave ordinary numbers ordinary
-WAYS = {"thin": "thin", "dropout": "nn.Dropout"}
+WAYS = {"thin": "thin", "resident": "resident", "dropout": "nn.Dropout"}
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=LR),
     "AdamW": partial(torch.optim.AdamW, lr=LR),
@@ -36,7 +36,7 @@ class Case:
     Args:
         network: One of `NETWORKS`.
         optimizer: One of `OPTIMIZERS`.
-        target: Seconds of a thin cycle over seconds of a plain one, at most; None where nothing is aimed at.
+        target: Seconds of a resident cycle over seconds of a plain one, at most; None where nothing is aimed at.
         p: Share of units that are absent.
         k: Steps per cycle.
         compiled: Whether all of them run under torch.compile.
@@ -104,10 +104,11 @@ def trainer(case: Case, way: str, inputs: Tensor) -> Callable[[], None]:
     """A call that trains for the cycles of a case."""
     torch.manual_seed(0)
     model: nn.Module = NETWORKS[case.network].build(case.p if way == "dropout" else 0.0).to(inputs.device)
-    if way == "thin":
-        model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2])
+    thin = way in ("thin", "resident")
+    if thin:
+        model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2], resident=way == "resident")
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    if way == "thin":
+    if thin:
         mrreg.attach(optimizer, model)
     forward: Any = torch.compile(model) if case.compiled else model
 
@@ -129,10 +130,9 @@ def execute(config: ThinSpeedConfig, run: Run, context: Context) -> list[Result]
     inputs = NETWORKS[case.network].inputs().to(context.device)
     calls = {way: trainer(case, way, inputs) for way in ("plain", *WAYS)}
     timed = interleaved(calls, len(run.seeds), context.device, warmup=2)
-    ratios = zip(*(timed[way] for way in calls), strict=True)
     return [
-        {"thin": thin / plain, "dropout": dropout / plain, "target": case.target, "seconds of plain cycles": plain}
-        for plain, thin, dropout in ratios
+        {**{way: timed[way][i] / plain for way in WAYS}, "target": case.target, "seconds of plain cycles": plain}
+        for i, plain in enumerate(timed["plain"])
     ]
 
 
@@ -144,7 +144,7 @@ def runs(config: ThinSpeedConfig) -> list[Run]:
 def _margin(case: Case) -> Values:
     target = case.target
     assert target is not None
-    return lambda record: [target - ratio for ratio in record.numbers(case.name, "thin").values()]
+    return lambda record: [target - ratio for ratio in record.numbers(case.name, "resident").values()]
 
 
 def _medians(cases: tuple[Case, ...], record: Record) -> list[str]:
@@ -160,7 +160,9 @@ def _medians(cases: tuple[Case, ...], record: Record) -> list[str]:
 
 def _section(title: str, cases: tuple[Case, ...], preset: str) -> Section:
     rows = tuple(Row(f"{case.name}: {label}", metric(case.name, way)) for case in cases for way, label in WAYS.items())
-    claims = tuple(Claim(f"{case.name}: at most {case.target}", _margin(case)) for case in cases if case.target)
+    claims = tuple(
+        Claim(f"{case.name}, resident: at most {case.target}", _margin(case)) for case in cases if case.target
+    )
     note = "Seconds of whole cycles of k = 5 at p = 0.5, unless a row says otherwise; below 1 is faster than plain."
     return Section(
         "",

@@ -70,7 +70,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, 4, 2, 2, 2000, 640, 12, 6, 1, timings=1),
-    "cpu": Config(10, 2500, points=5, timings=8),
+    "cpu": Config(10, 1600, points=4, timings=8),
     "gpu": Config(10, 20_000, 40, 64, 500_000, 300_000, 384, 6, 6, every_method=True),
 }
 
@@ -152,7 +152,7 @@ def network(config: Config, method: Method, characters: int) -> nn.Module:
     model = Decoder(*sizes, dropout=method.p if method.kind == "dropout" else 0.0)
     if method.kind != "thin":
         return model
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads))[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads), resident=True)[0]
 
 
 @cache

@@ -65,7 +65,7 @@ def network(method: Method, sizes: tuple[int, int, int]) -> nn.Sequential:
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     if method.kind != "thin":
         return model
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(method.p, sizes))[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(method.p, sizes), resident=True)[0]
 
 
 @cache

@@ -64,7 +64,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, (Size(100, 2),), 1, batch=25, width=16, validation=200, timings=1, data="digits"),
-    "cpu": Config(10, (Size(1000, 100), Size(5000, 40, FEW)), timings=10),
+    "cpu": Config(10, (Size(1000, 60), Size(5000, 24, FEW)), timings=10),
     "gpu": Config(10, (Size(1000, 200), Size(5000, 100), Size(50_000, 50))),
 }
 

@@ -1,0 +1,105 @@
+"""Kept entries that take the place of parameters for a whole cycle, so that nothing is gathered while nobody looks."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mrreg.distributed.sharding import is_sharded
+from mrreg.masks.thin_mask import ThinMask, ThinTensor
+from mrreg.masks.thin_step import ThinLeaf
+
+
+class ResidentLeaves:
+    """Leaves that a model and its optimizer have instead of parameters, from the first masked forward of a cycle on.
+
+    Whoever else reads or lists the parameters of the model finds them whole, with gradient and state: everything is
+    written back first, and stays so until the next cycle.
+    """
+
+    def __init__(self, mask: ThinMask, optimizer: Optimizer) -> None:
+        self._mask, self._optimizer = mask, weakref.ref(optimizer)
+        self._cycle: object = None  # the draw for which leaves were made
+        self._leaves: dict[ThinTensor, ThinLeaf] = {}
+        self._stepping: list[ThinLeaf] = []
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __contains__(self, tensor: object) -> bool:
+        return tensor in self._leaves
+
+    def read(self, tensor: ThinTensor, value: Tensor) -> Tensor:
+        """Return what a masked forward reads in the place of a parameter."""
+        leaf = self._leaves[tensor].leaf
+        return tensor.widened(leaf if tensor.scale == 1 else leaf * tensor.scale, value)
+
+    @torch.no_grad()
+    def enter(self, model: nn.Module) -> None:
+        """Put kept entries into the places of parameters, once in a cycle."""
+        optimizer = self._optimizer()
+        if optimizer is None or self._cycle == self._mask._drawn or _has_company():
+            return
+        self._cycle = self._mask._drawn
+        places = {
+            id(p): (group["params"], i)
+            for group in optimizer.param_groups
+            for i, p in enumerate(group["params"])
+            if "period" not in group  # a `Multirate` has lists of its own
+        }
+        for tensor in self._mask.tensors.values():
+            p = tensor.of(model)
+            if id(p) in places and _is_free(p):
+                leaf = self._leaves[tensor] = ThinLeaf(p)
+                leaf.enter(optimizer, *places[id(p)], tensor)
+                small: Any = leaf.leaf
+                small.register_post_accumulate_grad_hook(self._check_gradient(leaf))
+
+    def leave(self) -> None:
+        """Write everything back."""
+        if not self._leaves:
+            return
+        with self._mask.lock, torch.no_grad():
+            leaves, self._leaves = list(self._leaves.values()), {}
+            optimizer = self._optimizer()
+            for leaf in leaves:
+                leaf.leave(optimizer, completed=True)
+                leaf.give_gradient()
+            self._mask.release_tables()
+
+    def begin_step(self) -> None:
+        """Note what a step moves, also if somebody looks in the middle of it; a joint step moves whole parameters."""
+        if not self._mask._masking:
+            self.leave()
+        self._stepping = list(self._leaves.values())
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Write back what a step has moved since somebody looked."""
+        inside, optimizer = set(map(id, self._leaves.values())), self._optimizer()
+        while self._stepping:
+            if id(leaf := self._stepping.pop()) not in inside:
+                leaf.write_back(optimizer)
+
+    def _check_gradient(self, leaf: ThinLeaf) -> Any:
+        """Return a hook for a backward pass of a forward that ran before somebody looked."""
+
+        def give(_: Tensor) -> None:
+            if all(leaf is not each for each in self._leaves.values()):
+                leaf.give_gradient()
+
+        return give
+
+
+def _is_free(p: Tensor) -> bool:
+    """Tell if a parameter is trained, has no gradient yet, and nobody waits for one."""
+    hooked = p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+    return p.requires_grad and p.grad is None and not hooked and not is_sharded(p)
+
+
+def _has_company() -> bool:
+    """Tell if other ranks wait for the gradients of parameters."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
