@@ -77,11 +77,12 @@ def report_(
         ),
     ] = None,
     readme: Annotated[
-        bool, typer.Option("--readme", help="Also put the excerpt of the results into README.md.")
+        bool, typer.Option("--readme", help="Also put comparisons into README.md and docs/when-it-helps.md.")
     ] = False,
 ) -> None:
     """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
     from benchmarks.report import pages as report
+    from benchmarks.report.highlights import EVIDENCE, EXCERPT
 
     found = records.load_all(records_in)
     if not found:
@@ -97,8 +98,9 @@ def report_(
     for path in (*pages, *report.write_docs(shown, chapters, docs)):
         print(path)
     if readme:
-        report.fill_readme(README, shown)
-        print(README)
+        for page, rows in ((README, EXCERPT), (DOCS / "when-it-helps.md", EVIDENCE)):
+            report.fill(page, shown, rows)
+            print(page)
 
 
 @app.command("demo")

@@ -200,19 +200,19 @@ def write_docs(shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path,
     return page, figure
 
 
-def fill_readme(readme: Path, shown: Shown) -> None:
-    """Put the excerpt of the results between the two marks of the README.
+def fill(page: Path, shown: Shown, rows: Sequence[highlights.Comparison] = highlights.EXCERPT) -> None:
+    """Put comparisons between the two marks of a page, such as the README.
 
     Raises:
         UserError: If the marks are not there.
     """
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise UserError(f"{readme}: the README must have the lines {BEGIN} and {END}, got none. Add them.")
-    table = _environment().get_template("excerpt.md.j2").render(excerpt=highlights.excerpt(_largest(shown)))
-    readme.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
+        raise UserError(f"{page}: the page must have the lines {BEGIN} and {END}, got none. Add them.")
+    table = _environment().get_template("excerpt.md.j2").render(excerpt=highlights.excerpt(_largest(shown), rows))
+    page.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
 
 
 def _largest(shown: Shown) -> dict[str, Record]:
