@@ -7,13 +7,10 @@ later of equal steps and equal seconds, which are close together here, so that o
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torchvision.models.resnet import BasicBlock
-from torchvision.ops import StochasticDepth
 
 import mrreg
 from benchmarks.core.comparison import Comparison, Costs, Job, Search, named
@@ -21,7 +18,8 @@ from benchmarks.core.sections import Section
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown, study_sections
 from benchmarks.core.training import Loop
-from benchmarks.experiments.thin.images import CLASSES, SIZE, Draw, loop
+from benchmarks.experiments.thin.images import SIZE, Draw, loop
+from benchmarks.experiments.thin.networks import cnn, resnet
 
 Network = Literal["ResNet", "CNN"]
 MOMENTUM = 0.9
@@ -81,36 +79,6 @@ PRESETS = {
         10, 10_000, Draw(5000, validation=5000, test=None), 128, 3, {"ResNet": tuple(METHODS), "CNN": FEW}, timings=10
     ),
 }
-
-
-def resnet(width: int, blocks: int, dropout: float = 0.0, depth: float = 0.0) -> nn.Sequential:
-    """Return two stages of residual blocks, the second twice as wide, after a convolution of stride 2."""
-    widths = [width] * (blocks + 1) + [2 * width] * blocks
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    for place, (before, after) in enumerate(pairwise(widths), start=1):
-        stride = after // before
-        short = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-        block = BasicBlock(before, after, stride, short if stride > 1 else None)
-        if dropout:
-            block.bn1 = nn.Sequential(block.bn1, nn.Dropout2d(dropout))
-        if depth:  # more of the later ones, as is usual
-            block.bn2 = nn.Sequential(block.bn2, StochasticDepth(depth * place / (2 * blocks), "row"))
-        layers.append(block)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, CLASSES))
-
-
-def cnn(width: int, blocks: int, dropout: float = 0.0, hidden: float = 0.0) -> nn.Sequential:
-    """Return two stages of convolutions, the second twice as wide, and a hidden layer."""
-    layers: list[nn.Module] = []
-    before = 3
-    for after in (width, 2 * width):
-        for _ in range(blocks):
-            layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-            layers += [nn.Dropout2d(dropout)] if dropout else []
-            before = after
-        layers.append(nn.MaxPool2d(2))
-    layers += [nn.Flatten(), nn.Linear(before * (SIZE // 4) ** 2, 4 * width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Dropout(hidden), nn.Linear(4 * width, CLASSES))
 
 
 def comparisons(config: Config) -> list[Comparison[Method]]:

@@ -10,17 +10,15 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
+from torch import nn
 
 import mrreg
 from benchmarks.core.comparison import Comparison, Costs, Job, Search
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown, study_sections
 from benchmarks.core.training import Loop
-from benchmarks.experiments.thin.images import CLASSES, SIZE, Draw, loop
-
-PATCH = 4
+from benchmarks.experiments.thin.images import SIZE, Draw, loop
+from benchmarks.experiments.thin.networks import VisionTransformer
 
 
 @dataclass(frozen=True)
@@ -66,38 +64,6 @@ PRESETS = {
     "cpu": Config(8, 500, Draw(1000)),
     "gpu": Config(10, 10_000, Draw(5000, validation=5000, test=None), 256, 8, 6, timings=10, every_method=True),
 }
-
-
-class VisionTransformer(nn.Module):
-    """Patches, layers of torch with normalization first, the mean over patches, a linear head.
-
-    Shape:
-        (batch, 3, 16, 16) -> (batch, classes)
-    """
-
-    def __init__(self, width: int, heads: int, layers: int, dropout: float = 0.0, depth: float = 0.0) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(3, width, PATCH, PATCH)
-        self.positions = nn.Parameter(torch.empty((SIZE // PATCH) ** 2, width))
-        nn.init.normal_(self.positions, std=0.02)
-        self.dropout = nn.Dropout(dropout)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True)
-            for _ in range(layers)
-        )
-        if depth:
-            for place, layer in enumerate(self.layers, start=1):  # more of the later ones, as is usual
-                layer.dropout1 = layer.dropout2 = StochasticDepth(depth * place / layers, "row")
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
-        h = self.dropout(self.patch(x).flatten(2).transpose(1, 2) + self.positions)
-        for layer in self.layers:
-            h = layer(h)
-        logits: Tensor = self.head(self.norm(h).mean(1))
-        return logits
 
 
 def comparisons(config: Config) -> list[Comparison[Method]]:
