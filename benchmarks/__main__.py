@@ -82,7 +82,6 @@ def report_(
 ) -> None:
     """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
     from benchmarks.report import pages as report
-    from benchmarks.report.highlights import EVIDENCE, EXCERPT
 
     found = records.load_all(records_in)
     if not found:
@@ -98,8 +97,8 @@ def report_(
     for path in (*pages, *report.write_docs(shown, chapters, docs)):
         print(path)
     if readme:
-        for page, rows in ((README, EXCERPT), (DOCS / "when-it-helps.md", EVIDENCE)):
-            report.fill(page, shown, rows)
+        for page, table in ((README, report.excerpt(shown)), (DOCS / "when-it-helps.md", report.thin(shown))):
+            report.fill(page, table)
             print(page)
 
 

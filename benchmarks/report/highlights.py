@@ -98,50 +98,16 @@ FC, FULL, BLOCK = "multirate k = 5, fast: fc", "full fine-tuning", "last block +
 CIFAR, DIGITS = "MobileNetV1 (width 0.25) on CIFAR-10: own lr: ", "ResNet-20 on MNIST: own lr: "
 HALF = "half fast, k = 5"
 
-THIN_5, THIN_1, DROPOUT = "thin, k = 5", "thin, k = 5, boost 1", "dropout"
-CHARS, WORDS = "Penn Treebank, 30,000 characters, decoder", "Penn Treebank, 30,000 words, decoder"
-MLP = "MNIST, {} images, 784-1000-1000-10"
-VIT, RESNET, CNN = (f"CIFAR-10, 1,000 images, {network}" for network in ("vision transformer", "ResNet", "plain CNN"))
-ENCODER = "SST-2, 480 texts, MiniLM"
-
-
-def _thin(task: str, record: str, rival: str, ours: str = THIN_5, prefix: str = "") -> Comparison:
-    """Return thin training against a rival, as the studies of `benchmarks.experiments.thin` name both."""
-    pair = (f"{prefix}{ours}", f"{prefix}{rival}")
-    words = "thin training" if ours == THIN_5 else ours
-    if record in ("thin-chars", "thin-words"):
-        return Comparison(task, words, rival, record, pair, "loss at equal seconds", "loss", "nats", 3, lower=True)
-    return Comparison(task, words, rival, record, pair)
-
-
 THIN = (
-    _thin(CHARS, "thin-chars", DROPOUT),
-    _thin(MLP.format("1,000"), "thin-mnist", DROPOUT, prefix="1000: "),
-    _thin(VIT, "thin-vit", DROPOUT),
-    _thin(RESNET, "thin-convolutions", DROPOUT, prefix="ResNet: "),
-    _thin(ENCODER, "thin-finetune", "its own dropout", "thin, k = 5, p = 0.1", "SST-2: "),
-)
-EVIDENCE = (
-    *(_thin(CHARS, "thin-chars", rival) for rival in (DROPOUT, "none", "weight decay", THIN_1)),
-    *(_thin(WORDS, "thin-words", rival) for rival in (DROPOUT, "none", "weight decay", THIN_1)),
-    *(
-        _thin(MLP.format("1,000"), "thin-mnist", rival, prefix="1000: ")
-        for rival in (DROPOUT, "none", "weight decay", THIN_1, "fresh draw at every step", "masks by entry")
-    ),
-    *(_thin(MLP.format("5,000"), "thin-mnist", rival, prefix="5000: ") for rival in (DROPOUT, "none")),
-    *(_thin(VIT, "thin-vit", rival) for rival in (DROPOUT, "none")),
-    *(
-        _thin(task, "thin-convolutions", rival, prefix=f"{network}: ")
-        for task, network in ((RESNET, "ResNet"), (CNN, "CNN"))
-        for rival in (DROPOUT, "none", THIN_1)
-    ),
-    *(
-        _thin(ENCODER, "thin-finetune", rival, f"thin, k = 5, p = {p}", "SST-2: ")
-        for p in (0.1, 0.25)
-        for rival in ("its own dropout", "no dropout")
-    ),
-)
-"""Every comparison of thin training, for docs/when-it-helps.md."""
+    Comparison("Penn Treebank, 30,000 characters, decoder", "thin training", "dropout", "thin-chars",
+               ("thin, k = 5", "dropout"), "loss at equal seconds", "loss", "nats", 3, lower=True),
+    Comparison("MNIST, 1,000 images, 784-1000-1000-10", "thin training", "dropout", "thin-mnist",
+               ("1000: thin, k = 5", "1000: dropout")),
+    Comparison("CIFAR-10, 1,000 images, vision transformer", "thin training", "dropout", "thin-vit",
+               ("thin, k = 5", "dropout")),
+    Comparison("CIFAR-10, 1,000 images, ResNet", "thin training", "Dropout2d", "thin-convolutions",
+               ("ResNet: thin, k = 5", "ResNet: dropout")),
+)  # fmt: skip
 MASKS = (
     Comparison("MNIST, 5,000 images, 784-800-10", UNIT_MASKS, "dropout", "mnist-small",
                (f"5000: {UNITS}", "5000: dropout")),
@@ -163,7 +129,7 @@ TIME_SCALES = (
     Comparison("the same with momentum 0.9", "multirate", "SGD", "spiral",
                ("multirate, momentum 0.9", "SGD, momentum 0.9"), ""),
 )  # fmt: skip
-EXCERPT = (*THIN, FINE_TUNING[2])
+EXCERPT = (*THIN, FINE_TUNING[0], FINE_TUNING[2])
 CARDS = (
     Card(
         "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "

@@ -14,7 +14,7 @@ from benchmarks.core.errors import UserError
 from benchmarks.core.records import Record
 from benchmarks.core.registry import REGISTERED
 from benchmarks.core.sections import Claim, Row, Section
-from benchmarks.report import highlights, verdict
+from benchmarks.report import answers, highlights, verdict
 from benchmarks.report import plots as report_plots
 from benchmarks.report.paper import Item
 
@@ -200,8 +200,8 @@ def write_docs(shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path,
     return page, figure
 
 
-def fill(page: Path, shown: Shown, rows: Sequence[highlights.Comparison] = highlights.EXCERPT) -> None:
-    """Put comparisons between the two marks of a page, such as the README.
+def fill(page: Path, table: str) -> None:
+    """Put a table between the two marks of a page, such as the README.
 
     Raises:
         UserError: If the marks are not there.
@@ -211,8 +211,23 @@ def fill(page: Path, shown: Shown, rows: Sequence[highlights.Comparison] = highl
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"{page}: the page must have the lines {BEGIN} and {END}, got none. Add them.")
-    table = _environment().get_template("excerpt.md.j2").render(excerpt=highlights.excerpt(_largest(shown), rows))
-    page.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
+    page.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+
+
+def excerpt(shown: Shown) -> str:
+    """Return the table of the README."""
+    return _table(highlights.excerpt(_largest(shown)))
+
+
+def thin(shown: Shown) -> str:
+    """Return the table and the sentences on thin training."""
+    records = _largest(shown)
+    said = "\n".join(f"- {each}" for each in answers.sentences(records))
+    return f"{_table(highlights.excerpt(records, answers.ROWS))}\n\n{said}"
+
+
+def _table(rows: Sequence[tuple[highlights.Comparison, str, str]]) -> str:
+    return _environment().get_template("excerpt.md.j2").render(excerpt=rows).strip()
 
 
 def _largest(shown: Shown) -> dict[str, Record]:
