@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -9,13 +10,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrreg.errors import invalid_state
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs",
          "_forward_hooks_always_called")  # fmt: skip
+RANDOM_OPERATION = re.compile(r".*(dropout|bernoulli|uniform|attention|rand(?!n)).*")  # normal noise drops nothing
+BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
 MT_ONES, MT_EXTREME, MT_WORDS = 316513203, 500, 624  # a Mersenne Twister turns the word MT_ONES into 32 ones
 
 
@@ -104,8 +108,59 @@ def set_extreme_generators(largest: bool) -> None:
         numpy.random.set_state(("MT19937", words, 0))
 
 
+def set_generators(largest: bool | None) -> None:
+    """Let all generators draw the same numbers as ever after this call; those of Python and NumPy extreme ones."""
+    torch.manual_seed(0)
+    numpy = sys.modules.get("numpy")
+    if largest is not None:
+        set_extreme_generators(largest)
+    else:
+        random.seed(0)
+        if numpy:
+            numpy.random.seed(0)
+
+
 def generators_moved() -> list[str]:
     """Return those of these generators that have been used since."""
     numpy = sys.modules.get("numpy")
     moved = ["random"] if random.getstate()[1][-1] else []
     return moved + (["numpy.random"] if numpy and numpy.random.get_state()[2] else [])
+
+
+class ExtremeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes random numbers of torch as large or as small as possible."""
+
+    def __init__(self, largest: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest = largest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if RANDOM_OPERATION.fullmatch(name):
+            p, random = _drop_rate(name, _arguments(func, args, kwargs or {}))
+            noise = isinstance(output, Tensor) and (output.is_floating_point() or output.dtype is torch.bool)
+            if random:
+                self.note(name, p, noise and output.numel() == 1)
+            if random and noise and "dropout" not in name:
+                output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
+        return output
+
+    def note(self, operation: str, p: float | None, scalar: bool) -> None:
+        """Be told of an operation that draws: with a probability of being dropped, or one number for all."""
+
+
+def _arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by name, with those that are left out at their defaults."""
+    names = [argument.name for argument in func._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return defaults | dict(zip(names, args, strict=False)) | kwargs
+
+
+def _drop_rate(operation: str, given: dict[str, Any]) -> tuple[float | None, bool]:
+    """Return the probability of being dropped, if an operation says it, and True if it draws anything."""
+    p = next((float(given[name]) for name in ("p", "dropout_p") if isinstance(given.get(name), int | float)), None)
+    if "attention" in operation:
+        return p, bool(p)
+    drawn = p not in (0, 1) and bool(given.get("train", True))
+    return (round(1 - p, 6) if p is not None and "bernoulli" in operation else p), drawn  # torch says what is kept

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mrreg.errors import invalid_state, quoted
+from mrreg.errors import invalid_argument, invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
@@ -59,6 +59,15 @@ def check_materialized(where: str, what: str, module: nn.Module) -> None:
     lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy:
         raise invalid_state(where, f"the {what} has no shape yet for {quoted(lazy)}", "Run one forward first.")
+
+
+def check_torch_layers(where: str, what: str, module: nn.Module) -> None:
+    """Refuse Keras layers, which with torch as backend are modules too."""
+    for name, inner in module.named_modules():
+        if any(each.__module__.partition(".")[0] == "keras" for each in type(inner).__mro__):
+            remedy = "Keras layers read references to their weights that nothing else can replace."
+            found = f"{name or type(inner).__name__} of Keras"
+            raise invalid_argument(TypeError, where, what, "made of torch's own layers", found, remedy)
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

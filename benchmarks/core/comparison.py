@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 
 from benchmarks.core.records import Record, Result
-from benchmarks.core.training import Curve
+from benchmarks.core.training import Curve, Trainer
 
 M = TypeVar("M")
 Options = Mapping[str, Any]
@@ -24,6 +24,11 @@ def evenly(steps: int, points: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, steps * i // points) for i in range(1, points + 1)}))
 
 
+def each_epoch(steps: int, epochs: int) -> tuple[int, ...]:
+    """Return budgets of steps that end with every epoch."""
+    return tuple(steps * done for done in range(1, epochs + 1))
+
+
 def named(options: Options) -> str:
     """Return options in words, as the record has them."""
     return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
@@ -32,22 +37,16 @@ def named(options: Options) -> str:
 
 @dataclass(frozen=True)
 class Search:
-    """Options that are tried on validation data before methods are compared.
+    """Options that are tried on validation data before methods are compared."""
 
-    Args:
-        grid: What is tried for each method; the first of the best is used. Methods that are not here have no options.
-        like: Methods that take what the search has found for another one.
-        trial: The name of a trial in the record.
-        seeds: Trainings of each.
-        at: Trials end at the baseline's steps, or at its seconds.
-        score: How good a trial's result is: more is better.
-    """
-
+    # what is tried for each method; the first of the best is used. Methods that are not here have no options
     grid: Mapping[str, Sequence[Options]]
-    like: Mapping[str, str] = field(default_factory=dict)
+    like: Mapping[str, str] = field(default_factory=dict)  # methods that take what the search has found for another one
+    # the name of a trial in the record
     trial: Callable[[str, Options], str] = lambda name, options: f"search: {name}, {named(options)}"
-    seeds: int = 1
-    at: Literal["steps", "seconds"] = "steps"
+    seeds: int = 1  # trainings of each
+    at: Literal["steps", "seconds"] = "steps"  # trials end at the baseline's steps, or at its seconds
+    # how good a trial's result is: more is better
     score: Callable[[Result], float] = lambda result: float(result["validation accuracy"])
 
     def tried(self, record: Record, name: str) -> list[tuple[Options, float]]:
@@ -71,22 +70,14 @@ class Search:
 
 @dataclass(frozen=True)
 class Costs(Generic[M]):
-    """The timing of steps: every method takes `cycle` steps, then the next one, for `turns` turns.
+    """The timing of steps: every method takes `cycle` steps, then the next one, for `turns` turns."""
 
-    Args:
-        baseline: The method whose seconds everyone gets.
-        turns: Timed ones; one before them is not.
-        cycle: Steps of a turn: whole cycles of every k.
-        name: In the record.
-        also: Timed, but not compared.
-        charge: The name of the timing that a method's step is charged by, where a method's steps change.
-    """
-
-    baseline: str
-    turns: int = 15
-    cycle: int = 10
-    name: str = "costs"
-    also: Mapping[str, M] = field(default_factory=dict)
+    baseline: str  # the method whose seconds everyone gets
+    turns: int = 15  # timed ones; one before them is not
+    cycle: int = 10  # steps of a turn: whole cycles of every k
+    name: str = "costs"  # in the record
+    also: Mapping[str, M] = field(default_factory=dict)  # timed, but not compared
+    # the name of the timing that a method's step is charged by, where a method's steps change
     charge: Callable[[str, M, int], str] = lambda name, method, step: name
 
 
@@ -94,33 +85,23 @@ class Costs(Generic[M]):
 class Comparison(Generic[M]):
     """Methods that are compared with each other.
 
-    Args:
-        methods: By name; a method whose options are searched is a dataclass.
-        seeds: Trainings of each.
-        budgets: After how many steps of the baseline methods are compared, ascending; the last is the whole budget.
-        costs: None compares at equal steps only.
-        search: None takes the methods as they are.
-        setting: What else `build` has to know.
-        prefix: Before a method's name in the record.
-        splits: What is evaluated.
-        first_seed: Of the seeds.
-        scheduled: The training depends on how many steps it will have.
-        patience: As in `training.Plan`, on the first split.
-
     Where "validation" is among the splits, trials too are evaluated on all of them and at every budget.
     """
 
-    methods: Mapping[str, M]
-    seeds: int
+    methods: Mapping[str, M]  # by name; a method whose options are searched is a dataclass
+    seeds: int  # trainings of each
+    # after how many steps of the baseline methods are compared, ascending; the last is the whole budget
     budgets: tuple[int, ...]
-    costs: Costs[M] | None = None
-    search: Search | None = None
-    setting: Any = None
-    prefix: str = ""
-    splits: tuple[str, ...] = ("test",)
-    first_seed: int = 0
-    scheduled: bool = False
-    patience: int | None = None
+    costs: Costs[M] | None = None  # None compares at equal steps only
+    search: Search | None = None  # None takes the methods as they are
+    setting: Any = None  # what else `build` has to know
+    prefix: str = ""  # before a method's name in the record
+    splits: tuple[str, ...] = ("test",)  # what is evaluated
+    first_seed: int = 0  # of the seeds
+    scheduled: bool = False  # the training depends on how many steps it will have
+    patience: int | None = None  # as in `training.Plan`, on the first split
+    # all seeds are one run: `build` makes one trainer for `job.seeds`, which evaluates to a list
+    together: bool = False
 
     @property
     def watched(self) -> bool:
@@ -129,54 +110,43 @@ class Comparison(Generic[M]):
 
 @dataclass(frozen=True)
 class Job:
-    """The circumstances of a training: what `build` gets beside configuration, method and seed.
+    """The circumstances of a training: what `build` gets beside configuration, method and seed."""
 
-    Args:
-        what: Training on which steps are timed, trials are judged on validation data, or methods are compared.
-        steps: How long the training will be (schedules need it).
-        setting: Of the comparison.
-        device: Where to train.
-        data_dir: Where real data are.
-        name: Of the method.
-    """
-
+    # steps are timed, a trial is judged on validation data, or methods are compared
     what: Literal["costs", "trial", "compare"]
-    steps: int
-    setting: Any
-    device: torch.device
-    data_dir: Path | None
-    name: str
+    steps: int  # how long the training will be (schedules need it)
+    setting: Any  # of the comparison
+    device: torch.device  # where to train
+    data_dir: Path | None  # where real data are
+    name: str  # of the method
+    seeds: tuple[int, ...] = ()  # all that are trained together, else the one
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[M]):
-    """The yield of one training, from which `Study.result` makes what is put into the record.
+    """The yield of one training, from which `Study.result` makes what is put into the record."""
 
-    Args:
-        what: "trial" or "compare".
-        name: Of the method.
-        method: With the options it had.
-        options: Those that were tried or chosen.
-        setting: Of the comparison.
-        budgets: Steps of the baseline.
-        equal: As many steps of this method as fit into the seconds of each.
-        seconds: Of those, by the timing; empty where nobody's seconds are counted.
-        relative: Seconds of a step on the way to the last of them, over the baseline's.
-        by_steps: The training to the budgets of steps.
-        by_seconds: The training to the budgets of seconds; the same one unless it is scheduled.
-    """
+    what: str  # "trial" or "compare"
+    name: str  # of the method
+    method: M  # with the options it had
+    options: Options  # those that were tried or chosen
+    setting: Any  # of the comparison
+    budgets: tuple[int, ...]  # steps of the baseline
+    equal: tuple[int, ...]  # as many steps of this method as fit into the seconds of each
+    seconds: tuple[float, ...]  # of those, by the timing; empty where nobody's seconds are counted
+    relative: float  # seconds of a step on the way to the last of them, over the baseline's
+    by_steps: Curve  # the training to the budgets of steps
+    by_seconds: Curve  # the training to the budgets of seconds; the same one unless it is scheduled
+    trainer: Trainer  # at the end of the latter
+    place: int = 0  # of the seed among those that were trained together
 
-    what: str
-    name: str
-    method: M
-    options: Options
-    setting: Any
-    budgets: tuple[int, ...]
-    equal: tuple[int, ...]
-    seconds: tuple[float, ...]
-    relative: float
-    by_steps: Curve
-    by_seconds: Curve
+    def shares(self, count: int) -> list["Outcome[M]"]:
+        """Return the outcomes of seeds that were trained together."""
+        return [
+            replace(self, by_steps=self.by_steps.share(place, count), by_seconds=self.by_seconds.share(place, count),
+                    place=place)
+            for place in range(count)
+        ]  # fmt: skip
 
     def at_steps(self, split: str = "test") -> list[float]:
         """Return what was found at equal steps, budget by budget (up to where patience ended)."""
@@ -190,4 +160,4 @@ class Outcome(Generic[M]):
 
     def last(self, split: str = "validation") -> float:
         """Return what was found at the end."""
-        return list(self.by_seconds.values[split].values())[-1]
+        return float(list(self.by_seconds.values[split].values())[-1])

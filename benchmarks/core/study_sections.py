@@ -1,9 +1,10 @@
 """The report of a study: methods at equal steps, at equal seconds, and the cost of their steps."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.core import stats
+from benchmarks.core.comparison import Search, named
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Bars, Claim, Curves, Row, Section, gain, metric
 
@@ -16,35 +17,20 @@ AT_SECONDS = (
 
 @dataclass(frozen=True)
 class Shown:
-    """One comparison, as the report shows it.
+    """One comparison, as the report shows it."""
 
-    Args:
-        title: Of the task.
-        methods: Their labels, and their names in the record.
-        better: Pairs of labels: the claim is that the first is better than the second.
-        metric: The name of the number in the record.
-        unit: Of the number.
-        digits: How many decimals of it are shown.
-        lower: Less is better.
-        words: For the claims ("more accurate than").
-        note: On the setting.
-        facts: Sentences computed from the record.
-        presets: As in `Section`.
-        ylabel: Of the plots.
-    """
-
-    title: str
-    methods: Mapping[str, str]
-    better: Sequence[tuple[str, str]] = ()
-    metric: str = "accuracy"
-    unit: str = "%"
-    digits: int = 2
-    lower: bool = False
-    words: str = "better than"
-    note: str = ""
-    facts: Facts = field(default=lambda record: ())
-    presets: frozenset[str] | None = None
-    ylabel: str = "test accuracy [%]"
+    title: str  # of the task
+    methods: Mapping[str, str]  # their labels, and their names in the record
+    better: Sequence[tuple[str, str]] = ()  # pairs of labels: the claim is that the first is better than the second
+    metric: str = "accuracy"  # the name of the number in the record
+    unit: str = "%"  # of the number
+    digits: int = 2  # how many decimals of it are shown
+    lower: bool = False  # less is better
+    words: str = "better than"  # for the claims ("more accurate than")
+    note: str = ""  # on the setting
+    facts: Facts = field(default=lambda record: ())  # sentences computed from the record
+    presets: frozenset[str] | None = None  # as in `Section`
+    ylabel: str = "test accuracy [%]"  # of the plots
 
     def rows(self, name: str) -> tuple[Row, ...]:
         """Return one row a method for a number of the record."""
@@ -90,3 +76,16 @@ def differences(record: Record, pairs: Sequence[tuple[str, str]], name: str, uni
     """Return paired differences of methods, in words, where both have run."""
     found = {pair: gain(*pair, name)(record) for pair in pairs}
     return [stats.sentence(*pair, values, unit) for pair, values in found.items() if values]
+
+
+def searched(record: Record, search: Search, methods: Iterable[str], digits: int = 1, sign: int = 1) -> list[str]:
+    """Return what was tried for each method, what it gave on validation data (`sign` times the score), what is used."""
+    said = []
+    for method in methods:
+        chosen = search.chosen(record, method)
+        tried = [
+            f"{named(options)}: {sign * score:.{digits}f}{' (chosen)' if options == chosen else ''}"
+            for options, score in search.tried(record, method)
+        ]
+        said += [f"Search on validation data, {method}: {'; '.join(tried)}."] if tried else []
+    return said

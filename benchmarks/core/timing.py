@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
+from benchmarks.core.checkpoints import Checkpoint, Kept
+
 
 def clock(device: torch.device, *, wall: bool = False) -> Callable[[], float]:
-    """Return a clock for work on a device.
+    """Return a clock for work on a device, which is waited for before the clock is read.
 
-    With one CPU thread it counts the seconds of this process, which other processes hardly disturb.
-
-    Args:
-        device: Waited for before the clock is read.
-        wall: Count the seconds that pass, waiting included.
+    With one CPU thread it counts the seconds of this process, which other processes hardly disturb, unless `wall`
+    asks for those that pass.
     """
     if device.type == "cpu":
         return time.process_time if torch.get_num_threads() == 1 and not wall else time.perf_counter
@@ -32,17 +32,26 @@ def interleaved(
     warmup: int = 3,
     *,
     wall: bool = False,
+    checkpoint: Path | None = None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of every call of every case, the cases in turns, after `warmup` calls that do not count."""
+    """Return the seconds of every call of every case, the cases in turns, after `warmup` calls that do not count.
+
+    A timing that was cut short goes on from the file `checkpoint`, warmed up again; None begins anew.
+    """
+    seconds = Kept({name: [] for name in cases})
+    saved = Checkpoint(checkpoint, {"seconds": seconds})
+    saved.load()
     now = clock(device, wall=wall)
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for repeat in range(warmup + repeats):
+    begun = len(next(iter(seconds.values())))
+    for turn in range(begun - warmup, repeats) if begun < repeats else ():
         for name, call in cases.items():
             start = now()
             call()
-            if repeat >= warmup:
+            if turn >= begun:
                 seconds[name].append(now() - start)
-    return seconds
+        if saved.due():
+            saved.save()
+    return dict(seconds)
 
 
 def synchronize(device: torch.device) -> None:

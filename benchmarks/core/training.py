@@ -24,8 +24,8 @@ class Trainer(Protocol):
     def step(self) -> object:
         """Take one optimizer step on the next batch."""
 
-    def evaluate(self, split: str) -> float:
-        """Return the number that methods are compared by, on the data of a split ("validation", "test")."""
+    def evaluate(self, split: str) -> Any:
+        """Return the number that methods are compared by, on the data of a split; one a seed if trained together."""
         ...
 
 
@@ -35,14 +35,14 @@ class Batches:
     Args:
         order: The batches of the next epoch, each as whatever `take` takes (indices, a slice).
         take: The batch itself.
-        generator: From which `order` draws; `take` may draw from it too.
+        generator: From which `order` draws; `take` may draw from it too. `stacked.Generators` of many seeds will do.
     """
 
     def __init__(
         self,
-        order: Callable[[torch.Generator], Sequence[Any]],
+        order: Callable[[Any], Sequence[Any]],
         take: Callable[[Any], Batch],
-        generator: torch.Generator,
+        generator: Any,
     ) -> None:
         self._order, self._take, self._generator = order, take, generator
         self._begun = generator.get_state()
@@ -138,32 +138,21 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
 
 @dataclass
 class Loop:
-    """The ordinary training loop, as a `Trainer`.
+    """The ordinary training loop, as a `Trainer`."""
 
-    Args:
-        model: Takes all of a batch but the labels.
-        optimizer: Over its parameters.
-        batches: To train on.
-        splits: To evaluate on: batches by the name of the split.
-        metric: What is evaluated.
-        loss: Of outputs and labels.
-        before: Called with the number of steps taken so far before each step: a schedule as a function of the step.
-        after: Called after every step.
-        forward: A context for the forward pass (autocast).
-        scheduler: Steps after every step; saved with the training.
-        resumable: State of everything is in model, optimizer, scheduler and batches; False where `after` keeps more.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    batches: Iterator[Batch]
+    model: nn.Module  # takes all of a batch but the labels
+    optimizer: Optimizer  # over its parameters
+    batches: Iterator[Batch]  # to train on
+    # to evaluate on: batches by the name of the split
     splits: Mapping[str, Callable[[], Iterable[Batch]]] = field(default_factory=dict)
-    metric: Callable[[nn.Module, Iterable[Batch]], float] = accuracy
-    loss: Callable[[Any, Tensor], Tensor] = cross_entropy
+    metric: Callable[[nn.Module, Iterable[Batch]], Any] = accuracy  # what is evaluated
+    loss: Callable[[Any, Tensor], Tensor] = cross_entropy  # of outputs and labels
+    # called with the number of steps taken so far before each step: a schedule as a function of the step
     before: Callable[[int], object] = lambda step: None
-    after: Callable[[], object] = lambda: None
-    forward: Callable[[], AbstractContextManager[Any]] = nullcontext
-    scheduler: Any = None
+    after: Callable[[], object] = lambda: None  # called after every step
+    forward: Callable[[], AbstractContextManager[Any]] = nullcontext  # a context for the forward pass (autocast)
+    scheduler: Any = None  # steps after every step; saved with the training
+    # state of everything is in model, optimizer, scheduler and batches; False where `after` keeps more
     resumable: bool = True
     steps: int = 0
     loss_sum: Tensor | float = 0.0
@@ -186,7 +175,7 @@ class Loop:
         self.loss_sum = self.loss_sum + loss.detach().double()
         self.loss_count += 1
 
-    def evaluate(self, split: str) -> float:
+    def evaluate(self, split: str) -> Any:
         """Return the metric on a split; on "train" the mean loss of the steps since it was last asked for."""
         if split == "train":
             mean = float(self.loss_sum) / self.loss_count
@@ -217,36 +206,34 @@ class Curve:
     `times` are the seconds of all steps up to each evaluation; evaluations are not in them.
     """
 
-    values: dict[str, dict[int, float]]
+    values: dict[str, dict[int, Any]]
     times: dict[int, float] = field(default_factory=dict)
     seconds: float = 0.0
     steps: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it."""
-        return {"values": self.values, "times": self.times, "seconds": self.seconds, "steps": self.steps}
+        return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved one."""
-        self.values, self.times = state["values"], state["times"]
-        self.seconds, self.steps = state["seconds"], state["steps"]
+        vars(self).update(state)
+
+    def share(self, place: int, count: int) -> "Curve":
+        """Return the part of one seed in the numbers and seconds of several that were trained together."""
+        values = {split: {step: each[place] for step, each in found.items()} for split, found in self.values.items()}
+        return Curve(values, self.times, self.seconds / count, self.steps)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The length of a training, and its evaluations.
+    """The length of a training, and its evaluations."""
 
-    Args:
-        at: After how many steps to evaluate; the last one ends the training.
-        splits: On what.
-        patience: End after so many evaluations without a new best one on the first split; None never does.
-        lower: Less is better.
-    """
-
-    at: Collection[int]
-    splits: Sequence[str]
+    at: Collection[int]  # after how many steps to evaluate; the last one ends the training
+    splits: Sequence[str]  # on what
+    # end after so many evaluations without a new best one on the first split; None never does
     patience: int | None = None
-    lower: bool = False
+    lower: bool = False  # less is better
 
     def ended(self, curve: Curve) -> bool:
         """Tell whether the training has gone on for long enough."""

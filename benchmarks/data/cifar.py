@@ -1,34 +1,26 @@
-"""CIFAR-10 as tensors of bytes: torchvision's own files, or a folder of images by class."""
+"""CIFAR-10 and CIFAR-100 as tensors of bytes, (n, 3, 32, 32): torchvision's own files, or a folder of images by class.
 
-from dataclasses import dataclass
+From a folder, images come in random order.
+"""
+
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.core.errors import UserError
+from benchmarks.data.images import Images
 from benchmarks.data.locate import locate
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FILES = ("cifar-10-batches-py/data_batch_1", "cifar-10-batches-py/test_batch")
+FILES_100 = ("cifar-100-python/train", "cifar-100-python/test")
 FOLDERS = ("cifar10/train", "cifar10/test")
 IMAGES = 50_000  # to train on
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)  # of the training pixels, between 0 and 1
-
-
-@dataclass(frozen=True)
-class Images:
-    """Training and test images, (n, 3, 32, 32) in bytes, with their labels; in random order if from folders."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-    def to(self, device: torch.device) -> "Images":
-        return Images(*(part.to(device) for part in (self.x, self.y, self.test_x, self.test_y)))
 
 
 def normal(x: Tensor) -> Tensor:
@@ -53,10 +45,26 @@ def cifar10(folder: Path | None, train: int | None = None, test: int | None = No
     except UserError:
         name = f"CIFAR-10 (or {' and '.join(FOLDERS)} with a folder of images for each class)"
         root = locate(name, FILES, folder, lambda root: CIFAR10(str(root), download=True))
-        parts = [CIFAR10(str(root), train=part) for part in (True, False)]
-        images = [(torch.from_numpy(part.data).permute(0, 3, 1, 2), torch.tensor(part.targets)) for part in parts]
-        return Images(*(part[:train] for part in images[0]), *(part[:test] for part in images[1]))
+        return _own(CIFAR10, root, train, test)
     return Images(*_images(root / FOLDERS[0], train), *_images(root / FOLDERS[1], test))
+
+
+@cache
+def cifar100(folder: Path | None, train: int | None = None, test: int | None = None) -> Images:
+    """CIFAR-100 from torchvision's files, or its first `train` and `test` images, as `cifar10`."""
+    from torchvision.datasets import CIFAR100
+
+    root = locate("CIFAR-100", FILES_100, folder, lambda root: CIFAR100(str(root), download=True))
+    try:
+        return _own(CIFAR100, root, train, test)
+    except RuntimeError as error:
+        raise UserError(f"CIFAR-100: {root / 'cifar-100-python'} must be torchvision's own: {error}") from error
+
+
+def _own(dataset: Any, root: Path, train: int | None, test: int | None) -> Images:
+    found = [(dataset(str(root), train=part), count) for part, count in ((True, train), (False, test))]
+    parts = [(torch.from_numpy(each.data).permute(0, 3, 1, 2)[:n], torch.tensor(each.targets)[:n]) for each, n in found]
+    return Images(*parts[0], *parts[1])
 
 
 def _images(folder: Path, count: int | None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from benchmarks.data.images import Images
 from benchmarks.data.locate import locate
 
 FILES = tuple(
@@ -16,37 +17,23 @@ FILES = tuple(
 )
 MEAN, STD = 0.1307, 0.3081  # of the pixels of MNIST's training images
 CLASSES = 10
+IMAGES = {"mnist": 60_000, "digits": 1198}  # to train on
 NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits"}
 
 
 @dataclass(frozen=True)
-class Digits:
+class Digits(Images):
     """Training and test images, (n, pixels), with their labels; each seed trains on its own `draw` of the first."""
 
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
     draw: int | None = None
 
     def examples(self, seed: int) -> Tensor:
         """Return the training images that a seed uses, in random order: `draw` of them, or all."""
         return torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed))[: self.draw]
 
-    def to(self, device: torch.device) -> Self:
-        return replace(self, **{name: getattr(self, name).to(device) for name in ("x", "y", "test_x", "test_y")})
-
     def standardized(self) -> Self:
         """The same with MNIST's mean and standard deviation taken out of the pixels."""
         return replace(self, x=(self.x - MEAN) / STD, test_x=(self.test_x - MEAN) / STD)
-
-    def validation(self, size: int) -> Self:
-        """The same with the last training images in the place of the test images, which are then not seen at all."""
-        return replace(self.without_last(size), test_x=self.x[-size:], test_y=self.y[-size:])
-
-    def without_last(self, size: int) -> Self:
-        """The same without the last training images, kept for validation."""
-        return replace(self, x=self.x[:-size], y=self.y[:-size])
 
 
 @cache

@@ -4,7 +4,7 @@ Differs from the paper: it does not give the number of epochs, the momentum here
 `gpu` and `paper` use the 3x3 stem that is usual on 32x32 images, `cpu` a ResNet-8 of width 8 on a part of the images.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -17,14 +17,16 @@ from torch.optim import SGD, Optimizer
 from torchvision.models.resnet import BasicBlock
 
 import mrreg
-from benchmarks.core.comparison import Comparison, Job, Outcome
+from benchmarks.core.comparison import Comparison, Job, Outcome, each_epoch
 from benchmarks.core.records import Result
-from benchmarks.core.sections import Claim, Curves, Row, Section, gain, metric
+from benchmarks.core.sections import Claim, Curves, Section, gain, rows
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
-from benchmarks.data.cifar import IMAGES, Images, cifar10, normal
+from benchmarks.data.cifar import IMAGES, cifar10, normal
+from benchmarks.data.images import Images
 
 LR, K, BATCH = 0.1, 10, 128  # h / k and k of the paper's h = 1, k = 10
+CHUNK = 500  # images evaluated at once
 PAD = 4  # augmentation: a random crop of the image padded by so many pixels, and a random flip
 
 
@@ -116,15 +118,10 @@ def batches(data: Images, augmented: bool, generator: torch.Generator) -> Batche
     return Batches(shuffled(len(data.y), BATCH), take, generator)
 
 
-def held_out(data: Images) -> Iterator[Batch]:
-    for x, y in zip(data.test_x.split(500), data.test_y.split(500), strict=True):  # type: ignore[no-untyped-call]
-        yield normal(x), y
-
-
 def comparisons(config: BiasesConfig) -> list[Comparison[Method]]:
     """Return all methods, evaluated after every epoch."""
     epoch = -(-(config.images or IMAGES) // BATCH)
-    return [Comparison(METHODS, config.seeds, tuple(epoch * done for done in range(1, config.epochs + 1)))]
+    return [Comparison(METHODS, config.seeds, each_epoch(epoch, config.epochs))]
 
 
 def build(config: BiasesConfig, method: Method, seed: int, job: Job) -> Loop:
@@ -136,7 +133,7 @@ def build(config: BiasesConfig, method: Method, seed: int, job: Job) -> Loop:
         net,
         optimizer(method, net, config.momentum),
         batches(data, method.augmented, torch.Generator().manual_seed(seed)),
-        {"test": partial(held_out, data)},
+        {"test": partial(data.held_out, CHUNK, normal)},
         forward=partial(torch.autocast, job.device.type, torch.bfloat16, enabled=config.bfloat16),
     )
 
@@ -147,26 +144,17 @@ def result(config: BiasesConfig, outcome: Outcome[Method]) -> Result:
     return {"accuracy": fmean(curve[3 * len(curve) // 4 :]), "best accuracy": max(curve), "accuracy per epoch": curve}
 
 
-def _pair(name: str, suffix: str) -> tuple[Row, ...]:
-    return tuple(Row(f"{method}{suffix}", metric(f"{method}{suffix}", name)) for method in ("SGD", "multirate"))
-
-
 SECTION = Section(
-    "Figure A14",
-    "Slow biases of the last layer of a ResNet on CIFAR-10",
-    "%",
-    rows=(*_pair("accuracy", ""), *_pair("accuracy", ", augmented")),
+    "Figure A14", "Slow biases of the last layer of a ResNet on CIFAR-10", "%",
+    rows=rows(METHODS, "accuracy"),
     claims=(
         Claim("slow biases better than SGD without augmentation", gain("multirate", "SGD", "accuracy")),
-        Claim(
-            "slow biases better than SGD with augmentation",
-            gain("multirate, augmented", "SGD, augmented", "accuracy"),
-        ),
+        Claim("slow biases better than SGD with augmentation",
+              gain("multirate, augmented", "SGD, augmented", "accuracy")),
     ),
     plots=(Curves({method: method for method in METHODS}, "accuracy per epoch", "epoch", "test accuracy [%]"),),
     full=frozenset({"paper"}),
     note="Accuracy: mean of the last quarter of the epochs. The paper names neither epochs nor momentum (here 0.9).",
-)
-
+)  # fmt: skip
 STUDY = Study("biases", PRESETS, comparisons, build, result=result, data="images of CIFAR-10")
 BENCHMARK = STUDY.benchmark([SECTION])

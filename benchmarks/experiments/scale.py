@@ -12,10 +12,12 @@ seconds, which nothing overlaps.
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +30,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import mrreg
+from benchmarks.core import stats
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values
@@ -193,7 +196,7 @@ def projected(record: Record, gpus: int, name: str) -> dict[str, list[float]]:
 
 
 def speedup(gpus: int, net: Network, over: str) -> Values:
-    """Projected seconds of a method over ours."""
+    """Return projected seconds of a method over ours."""
 
     def values(record: Record) -> list[float]:
         seconds = projected(record, gpus, net.name)
@@ -203,7 +206,7 @@ def speedup(gpus: int, net: Network, over: str) -> Values:
 
 
 def _ratio(name: str) -> Values:
-    """A count of plain data parallelism over ours, on two ranks."""
+    """Return a count of plain data parallelism over ours, on two ranks."""
 
     def values(record: Record) -> list[float]:
         pairs = (record.numbers(called(2), f"{method} {name}").values() for method in (SGD, DUE))
@@ -213,64 +216,50 @@ def _ratio(name: str) -> Values:
 
 
 def _as_counted(record: Record) -> list[float]:
-    """1 where exactly the bytes of k |fast| + |slow| entries were sent; else 0 or less."""
+    """Return 1 where exactly the bytes of k |fast| + |slow| entries were sent; else 0 or less."""
     fast, slow = counts(record.config)
     wanted = (record.config["k"] * fast + slow) * FLOAT
     return [1 - abs(sent - wanted) for sent in record.numbers(called(2), f"{DUE} bytes").values()]
 
 
 def _measured(record: Record) -> list[str]:
-    """Bytes and seconds as sentences."""
+    """Return bytes and seconds as sentences."""
     found = []
-    for ranks in RANKS:
-        for method in METHODS:
-            seconds = list(record.numbers(called(ranks), f"{method} seconds").values())
-            sent = list(record.numbers(called(ranks), f"{method} bytes").values())
-            if seconds:
-                found.append(
-                    f"{called(ranks)}, {method}: {sent[0] / 1e6:,.3f} MB a cycle, median {median(seconds):.4f} s "
-                    f"({min(seconds):.4f} to {max(seconds):.4f})"
-                )
+    for ranks, method in product(RANKS, METHODS):
+        sent, seconds = (list(record.numbers(called(ranks), f"{method} {x}").values()) for x in ("bytes", "seconds"))
+        if seconds:
+            size = f"{sent[0] / 1e6:,.3f} MB a cycle"
+            found.append(f"{called(ranks)}, {method}: {size}, seconds: {stats.spread(seconds, 4)}")
     return found
 
 
-def _sections() -> Sequence[Section]:
-    measured = Section(
-        "",
+def _saved(record: Record) -> list[str]:
+    """Return what the hook alone saves: against the same optimizer that sends everything."""
+    return [
+        f"{gpus:,} GPUs, {net.name}: {median(values):.2f} times as fast as the same optimizer with all gradients sent"
+        for net, gpus in product(NETWORKS, (GPUS[0], GPUS[-1]))
+        if (values := speedup(gpus, net, ALL)(record))
+    ]
+
+
+_section = partial(Section, "", unit="x", center="median", full=frozenset({"cpu", "gpu"}))
+SECTIONS = (
+    _section(
         f"Data parallel, {K} steps: SGD over MultirateSGD(k={K}) that sends due gradients only, 2 local ranks",
-        unit="x",
-        center="median",
         rows=(Row("bytes", _ratio("bytes")), Row("seconds", _ratio("seconds"))),
         claims=(
             Claim("a cycle sends k |fast| + |slow| entries, to the byte", _as_counted),
             Claim("and takes less time than SGD's", _ratio("seconds"), above=1.0),
         ),
-        full=frozenset({"cpu", "gpu"}),
         note="gloo on one machine, whose ranks share its cores; the head of a network of wide layers is fast.",
         facts=_measured,
-    )
-    computed = Section(
-        "",
+    ),
+    _section(
         "Data parallel on many GPUs, computed: seconds of a cycle, SGD over MultirateSGD that sends what is due",
-        unit="x",
-        center="median",
-        rows=tuple(Row(f"{gpus:,} GPUs, {net.name}", speedup(gpus, net, SGD)) for net in NETWORKS for gpus in GPUS),
-        full=frozenset({"cpu", "gpu"}),
+        rows=tuple(Row(f"{gpus:,} GPUs, {net.name}", speedup(gpus, net, SGD)) for net, gpus in product(NETWORKS, GPUS)),
         note="Seconds of one rank in this record plus a ring all-reduce for each step, 2 (n - 1) latency + "
         "2 (n - 1) / n * bytes / bandwidth, which nothing overlaps. Latency and bandwidth are in the record.",
         facts=_saved,
-    )
-    return measured, computed
-
-
-def _saved(record: Record) -> list[str]:
-    """Against the same optimizer that sends everything: what the hook alone saves."""
-    return [
-        f"{gpus:,} GPUs, {net.name}: {median(values):.2f} times as fast as the same optimizer with all gradients sent"
-        for net in NETWORKS
-        for gpus in (GPUS[0], GPUS[-1])
-        if (values := speedup(gpus, net, ALL)(record))
-    ]
-
-
-BENCHMARK = Benchmark("scale", PRESETS, runs, execute, tuple(_sections()))
+    ),
+)
+BENCHMARK = Benchmark("scale", PRESETS, runs, execute, SECTIONS)

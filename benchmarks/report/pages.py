@@ -114,7 +114,7 @@ def rank(record: Record) -> int:
 
 def block(section: Section, record: Record, looks: Mapping[str, report_plots.Look] | None = None) -> Block:
     """Return what one record says of one section."""
-    tolerance = "" if section.tolerance is None else f"{section.tolerance:g} {section.unit}".strip()
+    tolerance = verdict.tolerance(section, record)
     return Block(
         title=section.title,
         made=made_with(record),
@@ -122,7 +122,7 @@ def block(section: Section, record: Record, looks: Mapping[str, report_plots.Loo
         scale=verdict.scale(section, record),
         unit=section.unit,
         center=section.center,
-        tolerance=tolerance,
+        tolerance="" if tolerance is None else f"{tolerance:g} {section.unit}".strip(),
         note=section.note,
         facts=list(section.facts(record)),
         lines=[_line(row, section, record) for row in section.rows],
@@ -285,7 +285,7 @@ def _line(row: Row, section: Section, record: Record) -> Line:
     if section.center == "mean" and summary.n > 1:
         ours += f" ± {summary.half:.{digits}f}"
     runs = str(summary.n) + (f" ({summary.lost} more diverged)" if summary.lost else "")
-    said = str(verdict.judge_number(row, section, record)) if row in verdict.compared(section) else ""
+    said = str(verdict.judge_number(row, section, record)) if row in verdict.compared(section, record) else ""
     return Line(row.label, theirs, ours, f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", runs, said)
 
 

@@ -14,8 +14,10 @@ RULE = (
     "are compared) lies on its side of the bound, contradicted where the whole interval lies on the other side, and "
     "within noise where the interval contains the bound or there is only one run. A number of the paper is reproduced "
     "where our mean (the median for seconds) is better or falls short by no more than the stated tolerance; otherwise "
-    "the interval decides between within noise and contradicted. The scale says how the setting differs from the "
-    "paper's; it is no part of the verdict. Where the paper claims nothing, the claims are this project's own."
+    "the interval decides between within noise and contradicted. Numbers are judged only where network and data are "
+    "the paper's: elsewhere they differ for that reason alone, and stand side by side without a verdict. The scale "
+    "says how the setting differs from the paper's; it is no part of the verdict on claims. Where the paper claims "
+    "nothing, the claims are this project's own."
 )
 
 
@@ -68,9 +70,15 @@ def center(row: Row, section: Section, record: Record) -> float:
     return summary.median if section.center == "median" else summary.mean
 
 
-def compared(section: Section) -> list[Row]:
+def tolerance(section: Section, record: Record) -> float | None:
+    """Return how far a number may be from the paper's; None where network or data are not the paper's."""
+    comparable = section.full if section.comparable is None else section.comparable
+    return section.tolerance if record.preset in comparable else None
+
+
+def compared(section: Section, record: Record) -> list[Row]:
     """Return the rows whose numbers are judged against the paper's."""
-    return [row for row in section.rows if row.paper and section.tolerance is not None]
+    return [row for row in section.rows if row.paper and tolerance(section, record) is not None]
 
 
 def count(judgements: Sequence[Judgement]) -> str:
@@ -85,7 +93,7 @@ def count(judgements: Sequence[Judgement]) -> str:
 def summarize(section: Section, record: Record) -> str:
     """Return the verdict on one table or figure from one record; claims and numbers are counted apart."""
     claims = [judge_claim(claim, record) for claim in section.claims]
-    numbers = [judge_number(row, section, record) for row in compared(section)]
+    numbers = [judge_number(row, section, record) for row in compared(section, record)]
     if not claims and not numbers:
         values = [value for row in section.rows for value in row.values(record)]
         return "measured" if any(map(math.isfinite, values)) or not section.rows else NOT_RUN

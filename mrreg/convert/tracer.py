@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from mrreg import isolation
 from mrreg.convert.layers import DROPOUTS, arity, role
 from mrreg.convert.value_graph import Node
 from mrreg.errors import add_note
 from mrreg.isolation import (
+    ExtremeNumbers,
     copied_state,
     deep_copy,
     generators_moved,
@@ -34,10 +35,8 @@ from mrreg.isolation import (
 from mrreg.module_utils import has_stock_forward, tensors_in
 
 DROPOUT_FUNCTION = re.compile(r"(feature_)?(alpha_)?dropout(\dd)?_?")
-RANDOM_OPERATION = re.compile(r".*(dropout|bernoulli|uniform|attention|rand(?!n)).*")  # normal noise drops nothing
 INPUT, OUTPUT = "the model's input", "the model's output"
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
 
 
 @dataclass
@@ -246,40 +245,17 @@ class ForwardTracer(TorchFunctionMode):
         return output
 
 
-class _RandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RandomNumbers(ExtremeNumbers):
     """Tells a tracer of random numbers that are drawn, and makes them as large or as small as possible."""
 
     def __init__(self, tracer: ForwardTracer | None, largest: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tracer, self.largest = tracer, largest
+        super().__init__(largest)
+        self.tracer = tracer
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
-        if RANDOM_OPERATION.fullmatch(name):
-            p, random = _drop_rate(name, _arguments(func, args, kwargs or {}))
-            noise = isinstance(output, Tensor) and (output.is_floating_point() or output.dtype is torch.bool)
-            if random and self.tracer:
-                self.tracer.note_random(name, p, noise and output.numel() == 1)
-            if random and noise and "dropout" not in name:
-                output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
-        return output
-
-
-def _arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an operation by name, with those that are left out at their defaults."""
-    names = [argument.name for argument in func._schema.arguments]
-    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-    return defaults | dict(zip(names, args, strict=False)) | kwargs
-
-
-def _drop_rate(operation: str, given: dict[str, Any]) -> tuple[float | None, bool]:
-    """Return the probability of being dropped, if an operation says it, and True if it draws anything."""
-    p = next((float(given[name]) for name in ("p", "dropout_p") if isinstance(given.get(name), int | float)), None)
-    if "attention" in operation:
-        return p, bool(p)
-    drawn = p not in (0, 1) and bool(given.get("train", True))
-    return (round(1 - p, 6) if p is not None and "bernoulli" in operation else p), drawn  # torch says what is kept
+    def note(self, operation: str, p: float | None, scalar: bool) -> None:
+        """Pass it on."""
+        if self.tracer:
+            self.tracer.note_random(operation, p, scalar)
 
 
 def _reports_itself(module: nn.Module) -> bool:
@@ -291,6 +267,6 @@ def _reports_itself(module: nn.Module) -> bool:
 def _caller() -> str:
     """Return file, line and function of the code outside of torch that is running."""
     frame: Any = sys._getframe(1)
-    while frame and frame.f_code.co_filename.startswith((__file__, TORCH)):
+    while frame and frame.f_code.co_filename.startswith((__file__, isolation.__file__, TORCH)):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else ""

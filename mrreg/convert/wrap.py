@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
 from mrreg.masks.module import MultirateMask
+from mrreg.masks.options import check_structure
 from mrreg.masks.targets import Structure, find_targets
 from mrreg.masks.thin_mask import thin_mask
 from mrreg.masks.thin_model import uninstall
@@ -62,6 +63,7 @@ def mask(
         raise invalid_argument(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
     if not patterns:
         raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+    check_structure(structure)
     register_linear_layers(WHERE, model)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
     search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))

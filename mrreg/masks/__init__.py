@@ -3,8 +3,12 @@
 import torch
 
 from mrreg.masks.attachment import Attachment, attach
+from mrreg.masks.attention import MultiheadAttention
 from mrreg.masks.module import MaskedContainer, MultirateMask
+from mrreg.masks.slots import AttributeOverride, Slot, UnitGroup
 from mrreg.masks.targets import MaskTarget
+from mrreg.masks.thin_mask import ThinMask
+from mrreg.masks.thin_model import rebuild_thin
 from mrreg.masks.unit_layouts import UnitLayout
 from mrreg.masks.wrapper import finish_load
 
@@ -12,3 +16,4 @@ __all__ = ["Attachment", "MultirateMask", "attach"]
 
 # what a pickled mask names, so that `torch.load` of a whole model needs nothing of ours to be allowed
 torch.serialization.add_safe_globals([MultirateMask, MaskedContainer, MaskTarget, UnitLayout, finish_load])
+torch.serialization.add_safe_globals([ThinMask, UnitGroup, Slot, AttributeOverride, MultiheadAttention, rebuild_thin])

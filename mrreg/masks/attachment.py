@@ -1,7 +1,6 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -18,7 +17,7 @@ from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
 from mrreg.masks.status import collect_state, describe, positions
 from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.superseded import forget_superseded
-from mrreg.masks.thin_mask import thin_mask
+from mrreg.masks.thin_mask import ThinMask, thin_mask
 from mrreg.module_utils import join, within
 
 _drivers: "WeakKeyDictionary[CyclicMask, ref[MaskStepHooks]]" = WeakKeyDictionary()
@@ -43,7 +42,8 @@ class Attachment:
         "mask/step" counts the optimizer's steps, "mask/cycle" whole cycles; "mask/phase" is the position in the cycle
         of "mask/k" steps, "mask/steps_to_joint" how many come before the joint step, and "mask/present" the share of
         the masked parameters' entries that the next training forward uses (where entries are drawn singly, the
-        expected one). With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
+        expected one). "mask/flops" is the share of a plain step's FLOPs that the next step computes, where `mrreg.thin`
+        has counted them. With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
         """
         return collect_state(positions(self._hooks, self._names))
 
@@ -56,9 +56,7 @@ class Attachment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
@@ -198,6 +196,8 @@ def _masks(model: nn.Module) -> list[tuple[str, CyclicMask]]:
     for name, mask in found:
         if isinstance(mask, MultirateMask):
             _refuse_sharding_inside(name, mask)
+        elif isinstance(mask, ThinMask):
+            mask.check_fit(mask._root())
     return found
 
 

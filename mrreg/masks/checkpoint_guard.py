@@ -18,9 +18,14 @@ from mrreg.module_utils import tensors_in
 
 
 class CheckpointGuard:
-    """Watches one masked forward; it is told whenever the module reads a masked weight."""
+    """Watches one masked forward; it is told whenever the module reads a masked weight.
 
-    def __init__(self) -> None:
+    Args:
+        where: Who masks, for errors.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
         self._recording = _recording()
         self._grad_enabled = torch.is_grad_enabled()
         self._read_without_grad = False
@@ -29,7 +34,7 @@ class CheckpointGuard:
         """Raise if a non-reentrant checkpoint is being recorded: it has put hooks on saved tensors since the start."""
         recording = _recording()
         if recording and recording != self._recording:
-            raise _refusal()
+            raise self._refusal()
         self._read_without_grad |= self._grad_enabled and not torch.is_grad_enabled()
 
     def check_output(self, output: Any, weights: Iterable[Tensor]) -> None:
@@ -45,11 +50,19 @@ class CheckpointGuard:
         while pending:
             node = pending.pop()
             if node.name() == "CheckpointFunctionBackward":
-                raise _refusal()
+                raise self._refusal()
             for below, _ in node.next_functions:
                 if below is not None and below not in seen and below._sequence_nr() >= first:
                     seen.add(below)
                     pending.append(below)
+
+    def _refusal(self) -> RuntimeError:
+        problem = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
+        remedy = "Put the checkpoint around the MultirateMask instead, or mask the layers inside it."
+        if self._where == "thin":
+            problem = "activation checkpointing inside a thin model recomputes on whole weights, with wrong gradients"
+            remedy = "Switch it off, or make the modules thin that it is put around, one by one."
+        return invalid_state(self._where, problem, remedy)
 
 
 def _recording() -> object:
@@ -59,9 +72,3 @@ def _recording() -> object:
         return sum(frame.f_code.co_filename == checkpoint.__file__ for frame in frames)
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks if hooks is not None and hooks[0].__module__ == checkpoint.__name__ else None
-
-
-def _refusal() -> RuntimeError:
-    problem = "activation checkpointing inside a masked module recomputes on unmasked weights, with wrong gradients"
-    remedy = "Put the checkpoint around the MultirateMask or the thin model instead, or mask the layers inside it."
-    return invalid_state("MultirateMask", problem, remedy)

@@ -99,7 +99,7 @@ def functional_call(
             tensor.__dict__.update(attributes)
     thread = get_ident()
     before = _overrides.get(thread)
-    override = Override({**(before.tensors if before else {}), **replaced}, [], CheckpointGuard())
+    override = Override({**(before.tensors if before else {}), **replaced}, [], CheckpointGuard("MultirateMask"))
     entered: list[tuple[nn.Module, ThreadLocalParameters]] = []
     try:
         _enter(module, override, entered)

@@ -1,4 +1,7 @@
-"""The clock of masks: completed steps, k and seed, in the groups of the optimizer and nowhere else."""
+"""The clock of masks: completed steps, k and seed, in the groups of the optimizer and nowhere else.
+
+Beside it stand the numbers of units that thin models keep: with other numbers the same clock would draw other units.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,12 +9,15 @@ from typing import Any
 from mrreg.errors import check_int, invalid_argument
 
 CLOCK, CYCLE, SEED = "mask_clock", "mask_k", "mask_seed"
-KEYS = (CLOCK, CYCLE, SEED)
+KEPT = "mask_kept"
+KEYS = (CLOCK, CYCLE, SEED, KEPT)
 
 Groups = Iterable[Mapping[str, Any]]
 
 
-def read_clock(where: str, groups: Groups, seed: int, ks: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
+def read_clock(
+    where: str, groups: Groups, seed: int, ks: Sequence[int], kept: Sequence[int]
+) -> tuple[int, int, tuple[int, ...]]:
     """Read clock, seed and the k of each mask from the groups of an optimizer.
 
     Args:
@@ -19,14 +25,20 @@ def read_clock(where: str, groups: Groups, seed: int, ks: Sequence[int]) -> tupl
         groups: Of an optimizer, or of a saved one. At the start of training they say nothing.
         seed: Of `attach`, for groups that say nothing.
         ks: The k of each mask that is there.
+        kept: Number of units that each group of a thin model keeps.
     """
     found = [{key: group[key] for key in KEYS if key in group} for group in groups]
     found = [each for each in found if each]  # a group that was added since the last step has none yet
     if not found:
         return 0, seed, tuple(ks)
-    if any(each != found[0] for each in found) or len(found[0]) < len(KEYS):
-        rule = f"complete and the same in all groups: {', '.join(KEYS)}"
+    if any(each != found[0] for each in found) or len(found[0].keys() - {KEPT}) < 3:
+        rule = f"complete and the same in all groups: {', '.join(KEYS[:3])}"
         raise invalid_argument(ValueError, where, "the phase of the masks", rule, found)
+    saved_kept = found[0].get(KEPT, kept)
+    if kept and tuple(saved_kept) != tuple(kept):
+        rule = f"{tuple(kept)}, the numbers of units that the groups of the thin model keep"
+        remedy = "Make the model thin with the p, or the plan, of the training that was saved."
+        raise invalid_argument(ValueError, where, KEPT, rule, tuple(saved_kept), remedy)
     clock, saved_seed = (check_int(where, key, found[0][key], least=0) for key in (CLOCK, SEED))
     return clock, saved_seed, _read_ks(where, found[0][CYCLE], tuple(ks))
 
@@ -47,11 +59,13 @@ def _read_ks(where: str, saved: Any, ks: tuple[int, ...]) -> tuple[int, ...]:
     return ks
 
 
-def write_clock(groups: Iterable[dict[str, Any]], clock: int, seed: int, ks: Sequence[int]) -> None:
-    """Set clock, seed and k in every group: k is one number where all masks have the same, else one for each."""
+def write_clock(
+    groups: Iterable[dict[str, Any]], clock: int, seed: int, ks: Sequence[int], kept: tuple[int, ...]
+) -> None:
+    """Set clock, seed, k and kept units in every group: k is one number where all masks have the same."""
     k = ks[0] if len(set(ks)) == 1 else tuple(ks)
     for group in groups:
-        group.update({CLOCK: clock, CYCLE: k, SEED: seed})
+        group.update({CLOCK: clock, CYCLE: k, SEED: seed} | ({KEPT: kept} if kept else {}))
 
 
 def clear_clock(groups: Iterable[dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.errors import check_int, check_number, invalid_argument
 from mrreg.masks.targets import STRUCTURES
 from mrreg.masks.wrapper import Wrapper
-from mrreg.module_utils import check_materialized
+from mrreg.module_utils import check_materialized, check_torch_layers
 
 WHERE = "MultirateMask"
 
@@ -43,6 +43,7 @@ def check_module(module: object) -> None:
     """Refuse an object that is no module, has no shape yet, or contains something that a mask cannot be around."""
     if not isinstance(module, nn.Module):
         raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
+    check_torch_layers(WHERE, "module", module)
     check_materialized(WHERE, "module", module)
     for name, inner in module.named_modules():
         if is_fully_sharded(inner):

@@ -8,6 +8,7 @@ from mrreg.masks.base import CyclicMask
 from mrreg.masks.mask_clock import CLOCK
 from mrreg.masks.step_hooks import MaskStepHooks
 from mrreg.masks.subsets import Subset, entries_of, subsets_of
+from mrreg.masks.thin_mask import ThinMask
 
 PREFIX = "mask"
 
@@ -23,6 +24,7 @@ class Position:
         subsets: Draws of the masks.
         entries: Entries of the masked parameters.
         present: Number of these that are present in the next training forward.
+        flops: FLOPs of that forward and its backward, and those of a plain one, where thin models know them.
     """
 
     optimizer: str
@@ -31,6 +33,7 @@ class Position:
     subsets: list[Subset]
     entries: int
     present: float
+    flops: tuple[int, int]
 
     @property
     def share(self) -> float:
@@ -47,7 +50,7 @@ class Position:
             "k": self.k,
             "steps_to_joint": self.k - 1 - phase,
             "present": self.share,
-        }
+        } | ({"flops": self.flops[0] / self.flops[1]} if self.flops[1] else {})
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that `print` shows."""
@@ -75,6 +78,7 @@ def positions(step_hooks: Iterable[MaskStepHooks], names: Mapping[int, str]) -> 
 
 def _position(optimizer: Any, k: int, masks: list[tuple[CyclicMask, int]], names: Mapping[int, str]) -> Position:
     counts = [(entries_of(mask), mask._masking) for mask, _ in masks]
+    flops = [(mask.flops, mask._masking) for mask, _ in masks if isinstance(mask, ThinMask) and mask.flops]
     return Position(
         optimizer=type(optimizer).__name__,
         clock=optimizer.param_groups[0][CLOCK],
@@ -82,6 +86,7 @@ def _position(optimizer: Any, k: int, masks: list[tuple[CyclicMask, int]], names
         subsets=[subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)],
         entries=sum(total for (total, _), _ in counts),
         present=sum(present if masking else total for (total, present), masking in counts),
+        flops=(sum(both[not masking] for both, masking in flops), sum(plain for (_, plain), _ in flops)),
     )
 
 

@@ -58,7 +58,6 @@ class MaskStepHooks:
         self.optimizer = weakref.ref(optimizer, self._detach_masks)
         self.snapshots: list[tuple[Tensor, FrozenEntries, Tensor, bool]] = []  # undone after the step
         self.masked_gradients: list[MaskedGradient] = []
-        self.in_step = False
         self.frozen_entries: defaultdict[int, FrozenEntries] = defaultdict(FrozenEntries)
         self.handles: list[RemovableHandle] = []
 
@@ -76,7 +75,7 @@ class MaskStepHooks:
             vars(mask)["_move_report"] = self.move_report
             if isinstance(mask, ThinMask) and mask.resident:
                 mask.write_back()
-                mask.residents = ResidentLeaves(mask, optimizer) if not self.move_report.tolerated else None
+                mask.residents = ResidentLeaves(mask, optimizer, self.thin) if not self.move_report.tolerated else None
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""
@@ -113,7 +112,11 @@ class MaskStepHooks:
 
     def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
         """Return clock, seed and the k of each mask that groups say, if masks can take them."""
-        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks])
+        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks], self._kept())
+
+    def _kept(self) -> tuple[int, ...]:
+        thin = (mask for mask, _ in self.masks if isinstance(mask, ThinMask))
+        return tuple(group.kept for mask in thin for group in mask.groups)
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
@@ -154,7 +157,7 @@ class MaskStepHooks:
             if k != mask.k:
                 mask.k = k
             mask._set_phase(clock, seed, first)
-        write_clock(optimizer.param_groups, clock, seed, ks)
+        write_clock(optimizer.param_groups, clock, seed, ks, self._kept())
 
     def _before_step(self, *call: Any) -> Call | None:
         return _eagerly(self._before)(*call)  # type: ignore[no-any-return]
@@ -164,15 +167,16 @@ class MaskStepHooks:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Remember, before a step, what it must not change."""
-        self.in_step = True
+        for mask, _ in self.masks:
+            if isinstance(mask, ThinMask) and not mask._masking:  # a joint step moves whole parameters
+                mask.write_back()
+        self.thin.running = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         # a later hook or a closure may still write gradients
         grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         self._abandon()
         thin = []
-        for residents in self._residents():
-            residents.begin_step()
         for mask, _ in self.masks:
             for name, p in mask._masked_parameters() if mask._drawn is not None else ():
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
@@ -219,11 +223,9 @@ class MaskStepHooks:
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put back what was held in a step, boost what is slow, and move the clock."""
-        if not self.in_step:
+        if not self.thin.running:
             return  # a subclass that calls super().step(): the step inside it was this one
-        self.in_step = False
-        for residents in self._residents():
-            residents.end_step()
+        self.thin.running = False
         self.thin.end(optimizer)
         for mask, _first in self.masks:
             mask.warn_if_unused()

@@ -28,7 +28,7 @@ class ThinForward:
     def __init__(self, mask: ThinMask, model: nn.Module) -> None:
         self._mask, self._model = mask, model
         self.thread = get_ident()
-        self._guard = CheckpointGuard()
+        self._guard = CheckpointGuard(WHERE)
         self._gathered: dict[ThinTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
         self._attributes: list[tuple[dict[str, Any], str, Any]] = []
 
@@ -61,7 +61,7 @@ class ThinForward:
         self._set_attributes()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._mask.running = None
         self._reset_attributes()
         if not self._mask.residents:
@@ -70,6 +70,8 @@ class ThinForward:
             for tensor, (whole, small) in self._gathered.items():
                 if not isinstance(whole, nn.Parameter):  # BatchNorm has moved the statistics of kept channels
                     tensor.entries(whole).put(small, whole)
+        if isinstance(error, Exception):
+            self._mask.explain(self._model, error)
 
     def _set_attributes(self) -> None:
         for attributes, name, value in self._mask.attributes(self._model):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state
 from mrreg.masks.base import CyclicMask, ForwardRan, MoveReport
 from mrreg.masks.kept_entries import KeptUnits
 from mrreg.masks.sampling import draw_kept
@@ -41,6 +41,16 @@ class ThinTensor(KeptUnits):
         parameters, buffers = (own_table(module, kind) for kind in ("_parameters", "_buffers"))
         found: Tensor = (parameters if leaf in parameters else buffers)[leaf]
         return found
+
+    def misfit(self, model: nn.Module) -> str:
+        """Say how a model no longer has this tensor; nothing if it does."""
+        try:
+            shape = self.of(model).shape
+        except (AttributeError, KeyError):
+            return f"{self.name!r} is gone"
+        sizes = {dim: positions.numel() for dim, (_, positions) in self.cuts.items()}
+        wrong = [dim for dim, size in sizes.items() if shape[dim : dim + 1] != (size,)]
+        return f"{self.name!r} has {tuple(shape)}, not {sizes[wrong[0]]} in dimension {wrong[0]}" if wrong else ""
 
     def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
         """Take over the kept units of each group."""
@@ -80,6 +90,7 @@ class ThinMask(CyclicMask):
         k: Optimizer steps per cycle.
         boost: Factor of the slow step; None means k.
         rescale: Multiply what consumers read of the kept units by units / kept.
+        flops: FLOPs of a masked and of a plain step, if they are known.
         resident: Keep the kept entries in the place of parameters for a cycle, as long as nobody looks.
     """
 
@@ -91,12 +102,13 @@ class ThinMask(CyclicMask):
         k: int,
         boost: float | None,
         rescale: bool,
+        flops: tuple[int, int] | None = None,
         resident: bool = False,
     ) -> None:
         self.resident = resident
         self.residents: Any = None  # of the optimizer that drives the mask
         self.groups, self.overrides, self.rescale = tuple(groups), tuple(overrides), rescale
-        self.k = check_int(WHERE, "k", k)
+        self.k, self.flops = check_int(WHERE, "k", k), flops
         self.boost = boost
         self.tensors = _tensors(self.groups, rescale)
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
@@ -123,9 +135,16 @@ class ThinMask(CyclicMask):
         """The largest share of units that a group loses."""
         return max((1 - group.kept / group.units for group in self.groups), default=0.0)
 
+    def __str__(self) -> str:
+        return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, k={self.k}, boost={self.boost}"
+
     def places(self, model: nn.Module) -> list[Place]:
         """The modules that have thin tensors, each with its table of them and their names in it; tied ones too."""
         if self._places is None or self._places[0]() is not model:
+            if misfits := list(filter(None, (tensor.misfit(model) for tensor in self.tensors.values()))):
+                told = ", ".join(misfits[:3])
+                problem = f"a layer was replaced since the model became thin, and no longer fits: {told}"
+                raise invalid_state(WHERE, problem, "Call mrreg.unwrap(model), thin and attach again.")
             thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values()}
             places = []
             for module, kind in product(model.modules(), ("_parameters", "_buffers")):
@@ -134,6 +153,22 @@ class ThinMask(CyclicMask):
                     places.append((module, kind, found))
             self._places = weakref.ref(model), places
         return self._places[1]
+
+    def check_fit(self, model: nn.Module) -> None:
+        """Look for the modules again, and raise if the model has no longer what it had when it became thin."""
+        self._places = None
+        self.places(model)
+
+    def explain(self, model: nn.Module, error: Exception) -> None:
+        """Raise a better error than that of a masked forward, if the model has been changed."""
+        before = [module for module, *_ in self.places(model)]
+        try:
+            self.check_fit(model)
+        except RuntimeError as better:
+            raise better from error
+        if before != [module for module, *_ in self.places(model)]:
+            problem = "a layer was replaced since the optimizer was attached"
+            raise invalid_state(WHERE, problem, "Build the optimizer and attach again.") from error
 
     def attributes(self, model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
         """Return the attributes that change for a masked forward: dictionary, name, value."""
@@ -156,6 +191,7 @@ class ThinMask(CyclicMask):
     def _draw(self, seed: int, first: int, cycle: int) -> None:
         """Draw the units that are kept in a cycle."""
         model, cpu = self._root(), torch.device("cpu")
+        self.check_fit(model)
         kept = {
             group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
             for index, group in enumerate(self.groups, first)
@@ -237,7 +273,16 @@ class ThinMask(CyclicMask):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
-        return ThinMask, (None, self.groups, self.overrides, self.k, self._boost, self.rescale, self.resident)
+        return ThinMask, (
+            None,
+            self.groups,
+            self.overrides,
+            self.k,
+            self._boost,
+            self.rescale,
+            self.flops,
+            self.resident,
+        )
 
 
 def thin_mask(model: nn.Module) -> ThinMask | None:

@@ -1,5 +1,6 @@
 """Make a model thin in place: its class stays for whoever asks, and its forward leaves absent units out."""
 
+import copyreg
 import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -24,12 +25,13 @@ def install(
     k: int = 5,
     boost: float | None = None,
     rescale: bool = True,
+    flops: tuple[int, int] | None = None,
     resident: bool = False,
 ) -> Model:
     """Make a model thin, in place, and return it.
 
-    Its class becomes a subclass of the same name in which only `forward` differs, so that `isinstance`, the state dict,
-    names of parameters and methods that call the forward are as before.
+    Its class becomes a subclass of the same name in which only `forward` and `extra_repr` differ, so that `isinstance`,
+    the state dict, names of parameters and methods that call the forward are as before.
 
     Args:
         model: A module that is not thin.
@@ -38,6 +40,7 @@ def install(
         k: Optimizer steps per cycle, at least 1.
         boost: Factor of the slow step; None means k.
         rescale: Multiply what consumers read of the kept units by units / kept on masked steps.
+        flops: FLOPs of a masked and of a plain step, if they are known.
         resident: Keep the kept entries in the place of parameters for a cycle, as long as nobody looks.
 
     Raises:
@@ -48,7 +51,7 @@ def install(
     if "forward" in vars(model) or isinstance(model, (torch.jit.ScriptModule, nn.DataParallel)):
         rule, remedy = "a module whose class defines its forward", "Make it thin before anything replaces its forward."
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
-    mask = ThinMask(model, groups, overrides, k, boost, rescale, resident)
+    mask = ThinMask(model, groups, overrides, k, boost, rescale, flops, resident)
     vars(model)[NAME] = mask
     for module, *_ in mask.places(model):
         if type(module) is nn.MultiheadAttention:
@@ -84,18 +87,27 @@ def thin_class(plain: Any) -> Any:
             return plain.forward(self, *args, **kwargs)
         return thin_call.run(mask, self, plain.forward, args, kwargs)
 
+    def extra_repr(self: nn.Module) -> str:
+        mask = vars(self).get(NAME)
+        told = plain.extra_repr(self)
+        return told if mask is None else ", ".join(filter(None, [told, str(mask)]))
+
     def reduce(self: nn.Module, protocol: Any) -> Any:
         """Pickle by the name of the plain class."""
-        rebuild, args, *state = plain.__reduce_ex__(self, protocol)
-        if args and args[0] is type(self):
-            return _rebuild, (plain, rebuild, *args[1:]), *state
+        rebuild, args, *state = plain.__reduce_ex__(self, max(protocol, 2))
+        if rebuild is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return rebuild_thin, (plain, *args[1:]), *state
         return rebuild, args, *state
 
-    own = {"forward": forward, "__reduce_ex__": reduce, "_plain": plain}
+    own = {"forward": forward, "extra_repr": extra_repr, "__reduce_ex__": reduce, "_plain": plain}
     named = {name: getattr(plain, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(plain)(plain.__name__, (plain,), own | named)
+    made = type(plain)(plain.__name__, (plain,), own | named)
+    # `torch.load` sets the state of classes that it knows; which has been allowed by the name of the plain one
+    torch.serialization.add_safe_globals([(made, f"{__name__}.{plain.__module__}.{plain.__qualname__}")])
+    return made
 
 
-def _rebuild(plain: Any, new: Any, *args: Any) -> Any:
+def rebuild_thin(plain: Any, *args: Any) -> Any:
     """Begin the copy of a thin model; its state follows."""
-    return new(thin_class(plain), *args)
+    made = thin_class(plain)
+    return made.__new__(made, *args)

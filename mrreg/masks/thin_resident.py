@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import is_sharded
 from mrreg.masks.thin_mask import ThinMask, ThinTensor
-from mrreg.masks.thin_step import ThinLeaf
+from mrreg.masks.thin_step import ThinLeaf, ThinStep
 
 
 class ResidentLeaves:
@@ -19,11 +19,10 @@ class ResidentLeaves:
     written back first, and stays so until the next cycle.
     """
 
-    def __init__(self, mask: ThinMask, optimizer: Optimizer) -> None:
-        self._mask, self._optimizer = mask, weakref.ref(optimizer)
+    def __init__(self, mask: ThinMask, optimizer: Optimizer, step: ThinStep) -> None:
+        self._mask, self._optimizer, self._step = mask, weakref.ref(optimizer), step
         self._cycle: object = None  # the draw for which leaves were made
         self._leaves: dict[ThinTensor, ThinLeaf] = {}
-        self._stepping: list[ThinLeaf] = []
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -58,30 +57,21 @@ class ResidentLeaves:
                 small.register_post_accumulate_grad_hook(self._check_gradient(leaf))
 
     def leave(self) -> None:
-        """Write everything back."""
+        """Write everything back; in the middle of a step the optimizer keeps the leaves until it ends."""
         if not self._leaves:
             return
         with self._mask.lock, torch.no_grad():
             leaves, self._leaves = list(self._leaves.values()), {}
             optimizer = self._optimizer()
             for leaf in leaves:
-                leaf.leave(optimizer, completed=True)
-                leaf.give_gradient()
-            self._mask.release_tables()
-
-    def begin_step(self) -> None:
-        """Note what a step moves, also if somebody looks in the middle of it; a joint step moves whole parameters."""
-        if not self._mask._masking:
-            self.leave()
-        self._stepping = list(self._leaves.values())
-
-    @torch.no_grad()
-    def end_step(self) -> None:
-        """Write back what a step has moved since somebody looked."""
-        inside, optimizer = set(map(id, self._leaves.values())), self._optimizer()
-        while self._stepping:
-            if id(leaf := self._stepping.pop()) not in inside:
+                leaf.hide(optimizer)
                 leaf.write_back(optimizer)
+            if self._step.running and optimizer is not None:
+                self._step.take_over(optimizer, leaves)
+            else:
+                for leaf in leaves:
+                    leaf.give_gradient()
+            self._mask.release_tables()
 
     def _check_gradient(self, leaf: ThinLeaf) -> Any:
         """Return a hook for a backward pass of a forward that ran before somebody looked."""
@@ -100,6 +90,5 @@ def _is_free(p: Tensor) -> bool:
 
 
 def _has_company() -> bool:
-    """Tell if other ranks wait for the gradients of parameters."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    """Tell if DistributedDataParallel may wait for the gradients of parameters."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -65,7 +65,9 @@ class ThinLeaf:
         """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
         self.hide(optimizer)
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
-        if self.parameter.grad is None:
+        if gradient is None:
+            self.give_gradient()
+        elif self.parameter.grad is None:
             self.parameter.grad = gradient
         if not completed:
             return
@@ -122,6 +124,7 @@ class ThinStep:
     """The thin parameters of one optimizer, while it steps."""
 
     def __init__(self) -> None:
+        self.running = False
         self._leaves: dict[int, ThinLeaf] = {}
         self._inside: list[ThinLeaf] = []
         self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
@@ -159,6 +162,12 @@ class ThinStep:
         self._moving.clear()
         while self._inside:
             self._inside.pop().leave(optimizer, completed=False)
+
+    def take_over(self, optimizer: Optimizer, leaves: list[ThinLeaf]) -> None:
+        """Let leaves that have been written back in the middle of the step live until its end."""
+        self._inside += leaves
+        for leaf in leaves:
+            leaf.show(optimizer)
 
     def hide(self, optimizer: Optimizer) -> None:
         """Show whole parameters to who saves the optimizer in the middle of a step."""

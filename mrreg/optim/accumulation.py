@@ -1,5 +1,8 @@
 """Accumulation of a slow part's gradients over its cycle, for gradient="mean" and "sum"."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -26,30 +29,34 @@ def accumulate(group: Group, state: State) -> None:
             param_state[GATHERED] = p.grad.clone() if sums is None else sums.add_(p.grad)
 
 
-class AccumulatedGradients:
-    """Accumulated gradients in the place of the current ones for one step of the base; `restore` undoes that."""
+@contextmanager
+def accumulated_gradients(groups: list[Group], state: State, now: int) -> Iterator[None]:
+    """Put accumulated gradients in the place of the current ones for one step of the base.
 
-    def __init__(self, group: Group, state: State, steps: int) -> None:
-        self._group, self._state = group, state
-        self._replaced: list[tuple[Tensor, Tensor | None]] = []
-        if steps > 1:
-            for p in group["params"]:
-                # The sum leaves the state meanwhile, since Adam takes an empty one for its first step.
-                sums = (state.get(p) or {}).pop(GATHERED, None)
-                self._replace(p, sums, steps if group["gradient"] == "mean" else 1)
-
-    def _replace(self, p: Tensor, total: Tensor | None, steps: int) -> None:
-        """Set one gradient; a missing one counts as zero, but a parameter that had none at all is skipped."""
-        grad = p.grad
-        if grad is None and total is not None and not any_nonzero(total):
-            return
-        total = grad if total is None else total if grad is None else total.add_(grad)
-        if total is not None:
-            self._replaced.append((p, grad))
-            p.grad = total / steps
-
-    def restore(self) -> None:
-        """Let the user find the gradient of this step where it was."""
-        for p, grad in self._replaced:
+    Afterwards the user finds the gradient of this step where it was.
+    """
+    replaced = []
+    for group in groups:
+        steps = now - group["last_sync"]
+        for p in group["params"] if group["gradient"] != "sync" and steps > 1 else ():
+            # The sum leaves the state meanwhile, since Adam takes an empty one for its first step.
+            total = _total((state.get(p) or {}).pop(GATHERED, None), p.grad)
+            if total is not None:
+                replaced.append((p, p.grad))
+                p.grad = total / (steps if group["gradient"] == "mean" else 1)
+    try:
+        yield
+    finally:
+        for p, grad in replaced:
             p.grad = grad
-        ensure_accumulators(self._group, self._state)
+        for group in groups:
+            ensure_accumulators(group, state)
+
+
+def _total(sums: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """Add the last gradient; a missing one counts as zero, but a parameter that had none at all is skipped."""
+    if sums is None:
+        return grad
+    if grad is None:
+        return sums if any_nonzero(sums) else None
+    return sums.add_(grad)

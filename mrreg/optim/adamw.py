@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.optim.hyperparameters import Params, checked, make_groups, model_of
-from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice
+from mrreg.optim.two_scales import Params, TwoScales
 
 
-class MultirateAdamW(Multirate):
+class MultirateAdamW(TwoScales):
     """`torch.optim.AdamW` that trains most of a network at every k-th step only.
 
     For the Transformers that are fine-tuned with AdamW. Moments and step count of the slow part advance at its
@@ -23,13 +22,10 @@ class MultirateAdamW(Multirate):
         theta_S <- theta_S - lr * d_S            every step
 
     Args:
-        params: The model, so that other code sees `requires_grad` as you set it; or parameters, named parameters or
-            groups, as in torch.
-        lr: Step size per step, for both parts.
-        k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
-        fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
-            parameters are slow. Paper: theta_F. None: for groups with a "period" (None stands for k), as `split` makes
-            them; all others are fast then.
+        params: As in `MultirateSGD`.
+        lr: As in `MultirateSGD`.
+        k: As in `MultirateSGD`.
+        fast: As in `MultirateSGD`.
         betas: As in torch.
         eps: As in torch.
         weight_decay: As in torch: decoupled, and part of the direction that is held.
@@ -38,21 +34,10 @@ class MultirateAdamW(Multirate):
         foreach: As in torch.
         capturable: As in torch.
         fused: As in torch.
-        drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far at
-            once (Algorithm 2).
-        slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
-            "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
-            The words are kept as "slow_lr" in the slow groups and applied at each step, so any schedule of "lr" leaves
-            the ratio as it is. A number becomes the groups' "lr"; a group's own "lr" goes before it.
-        gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
-        model: The model, where `params` are groups or parameters.
-
-    Raises:
-        TypeError: If something is of another kind than above.
-        ValueError: If a number is out of range, or `fast` does not fit `params`.
-
-    Warns:
-        NoEffectWarning: If k > 1 and no parameter is slow; if no forward of the model is seen before a step.
+        drift: As in `MultirateSGD`.
+        slow_lr: As in `MultirateSGD`.
+        gradient: As in `MultirateSGD`.
+        model: As in `MultirateSGD`.
 
     Example:
         >>> import mrreg
@@ -91,21 +76,7 @@ class MultirateAdamW(Multirate):
         gradient: str = "sync",
         model: nn.Module | None = None,
     ) -> None:
-        where = "MultirateAdamW"
-        options: dict[str, Any] = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "fused": fused,
-        }
-        options = checked(where, options)
-        groups, layout = make_groups(where, params, k, fast, slow_lr)
-        base = torch.optim.AdamW(groups, **options)
-        model = model_of(where, params, model)
-        super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
-        self._layouts.append(layout)
+        options: dict[str, Any] = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        options |= {"amsgrad": amsgrad, "maximize": maximize}
+        options |= {"foreach": foreach, "capturable": capturable, "fused": fused}
+        super().__init__(torch.optim.AdamW, params, options, k, fast, slow_lr, drift, gradient, model)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mrreg.distributed.sharding import is_sharded, local_all
+from mrreg.distributed.sharding import local_all
 from mrreg.optim.langevin import LangevinSGD
 
 DIRECTION = "direction"  # one buffer per slow parameter, where the momentum buffer is not the direction
@@ -43,9 +43,12 @@ def buffer_is_direction(base: torch.optim.Optimizer, group: Group) -> bool:
     return type(base) in BUFFERED and group["momentum"] != 0 and not group.get("nesterov")
 
 
-def direction_key(base: torch.optim.Optimizer, states: Iterable[dict[str, Any]]) -> str:
-    """Return the key of the directions in a state; the group's options may have changed since they were stored."""
-    return DIRECTION if type(base) not in BUFFERED or any(DIRECTION in each for each in states) else BUFFER
+def direction_of(base: torch.optim.Optimizer, param_state: dict[str, Any]) -> Tensor | None:
+    """Return a parameter's direction; the group's options may have changed since it was stored."""
+    direction: Tensor | None = param_state.get(DIRECTION)
+    if DIRECTION not in param_state and type(base) in BUFFERED:
+        direction = param_state.get(BUFFER)
+    return direction
 
 
 def begin_direction(base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> Finish:
@@ -97,16 +100,15 @@ def _displacement(group: Group, params: list[Tensor], buffers: list[Tensor]) -> 
     return finish
 
 
-def store(params: list[Tensor], directions: list[Tensor], shared: bool, state: State) -> "DriftDirections":
+def store(params: list[Tensor], directions: list[Tensor], shared: bool, state: State) -> None:
     """Keep the directions in the state until the next sync step; shared ones are the base's own buffers."""
-    states = [state[p] for p in params]
-    for param_state, direction in zip(states, directions, strict=True):
+    for p, direction in zip(params, directions, strict=True):
+        param_state = state[p]
         param_state.pop(RESTING, None)
         if shared:
             param_state.pop(DIRECTION, None)
         else:
             param_state[DIRECTION] = direction
-    return DriftDirections(BUFFER if shared else DIRECTION, params, states)
 
 
 def mark_resting(params: Iterable[Tensor], state: State) -> None:
@@ -117,37 +119,21 @@ def mark_resting(params: Iterable[Tensor], state: State) -> None:
             param_state[RESTING] = True
 
 
-class DriftDirections:
-    """Parameters of one group that drift, with their states: looked up once per cycle instead of at every step."""
+def moving(base: torch.optim.Optimizer, group: Group, state: State) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parameters of a group that drift, and their directions."""
+    params, directions = [], []
+    for p in group["params"]:
+        param_state = state.get(p)
+        if param_state and RESTING not in param_state:
+            direction = direction_of(base, param_state)
+            if direction is not None:
+                params.append(p)
+                directions.append(direction)
+    return params, directions
 
-    def __init__(self, key: str, params: list[Tensor], states: list[dict[str, Any]]) -> None:
-        self._key = key
-        self._params = params
-        self._states = states
-        self._sharded = any(map(is_sharded, params))
 
-    @classmethod
-    def from_state(cls, base: torch.optim.Optimizer, group: Group, state: State) -> "DriftDirections":
-        """Find the directions that a state holds, for example after loading."""
-        known = [(p, state.get(p) or {}) for p in group["params"]]
-        key = direction_key(base, [param_state for _, param_state in known])
-        moving = [(p, own) for p, own in known if own.get(key) is not None and RESTING not in own]
-        return cls(key, [p for p, _ in moving], [own for _, own in moving])
-
-    def is_current(self, state: State) -> bool:
-        """Tell if the states are still those of the optimizer; the user may have emptied or replaced them."""
-        same = not self._params or state.get(self._params[0]) is self._states[0]
-        return same and all(param_state.get(self._key) is not None for param_state in self._states)
-
-    def directions(self) -> list[Tensor]:
-        """Return the directions of the parameters that drift."""
-        return [param_state[self._key] for param_state in self._states]
-
-    def advance(self, lr: float) -> None:
-        """Move along the directions."""
-        if not self._params:
-            return
-        params, directions = self._params, self.directions()
-        if self._sharded:
-            params, directions = local_all(params), local_all(directions)
-        torch._foreach_add_(params, directions, alpha=-lr)
+def advance_along(base: torch.optim.Optimizer, group: Group, state: State) -> None:
+    """Move a group along its directions by one step."""
+    params, directions = moving(base, group, state)
+    if params:
+        torch._foreach_add_(local_all(params), local_all(directions), alpha=-step_size(group))

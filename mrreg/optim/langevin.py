@@ -10,10 +10,11 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from mrreg.distributed.sharding import cut, is_sharded, local
-from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.errors import check_int
 from mrreg.hashing import GOLDEN, WORD, splitmix64
+from mrreg.optim.hyperparameters import check_rate, checked
 
-NOT_NEGATIVE = "finite and at least 0"
+WHERE = "LangevinSGD"
 
 
 class LangevinSGD(torch.optim.Optimizer):
@@ -178,23 +179,9 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group with its numbers checked and as Python's own."""
-    where = "LangevinSGD"
-    lr = options["lr"]
-    if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise invalid_argument(ValueError, where, "lr", "a number or a tensor with one", lr)
-    checked_lr = check_number(where, "lr", lr.item() if isinstance(lr, Tensor) else lr, NOT_NEGATIVE, _not_negative)
-    for name in ("maximize", "foreach"):
-        if not isinstance(options[name], bool) and (name == "maximize" or options[name] is not None):
-            raise invalid_argument(TypeError, where, name, "True or False", options[name])
-    return options | {
-        "lr": lr if isinstance(lr, Tensor) else checked_lr,
-        "momentum": check_number(where, "momentum", options["momentum"], "in [0, 1)", lambda x: 0 <= x < 1),
-        "temperature": check_number(where, "temperature", options["temperature"], NOT_NEGATIVE, _not_negative),
-        "weight_decay": check_number(where, "weight_decay", options["weight_decay"], NOT_NEGATIVE, _not_negative),
-        "noise_seed": check_int(where, "seed", options["noise_seed"], 0),
-        "noise_steps": check_int(where, "noise_steps", options["noise_steps"], 0),
+    numbers = {
+        "momentum": check_rate(WHERE, "momentum", options["momentum"], below=1),
+        "noise_seed": check_int(WHERE, "seed", options["noise_seed"], 0),
+        "noise_steps": check_int(WHERE, "noise_steps", options["noise_steps"], 0),
     }
-
-
-def _not_negative(value: float) -> bool:
-    return 0 <= value < math.inf
+    return checked(WHERE, options) | numbers

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.optim.drift import DriftDirections, Group, State, step_size
-from mrreg.optim.sync_clock import is_due
+from mrreg.optim.drift import Group, State, moving
+from mrreg.optim.sync_clock import is_due, lr_per_step
 
 PREFIX = "multirate"
 
@@ -34,9 +34,9 @@ def collect_metrics(parts: Iterable[tuple[Optimizer, list[Group]]], state: State
 def _drift_norm(base: Optimizer, groups: list[Group], state: State) -> float:
     """Return the Euclidean norm of the displacement of a part by one step of drift."""
     norms = [
-        _whole(torch.linalg.vector_norm(direction)) * step_size(group)
+        _whole(torch.linalg.vector_norm(direction)) * lr_per_step(group)
         for group in groups
-        for direction in DriftDirections.from_state(base, group, state).directions()
+        for direction in moving(base, group, state)[1]
     ]
     return float(torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))) if norms else 0.0
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, overload
 
 import torch
@@ -15,6 +14,7 @@ from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
 from mrreg.optim.drift import Group
 from mrreg.optim.engine import Engine
+from mrreg.optim.forward_hook import check_model
 from mrreg.optim.grad_control import GradControl
 from mrreg.optim.metrics import collect_metrics
 from mrreg.optim.plain_state import Layout, adapt_plain_state
@@ -27,7 +27,6 @@ from mrreg.optim.state_validation import (
 )
 from mrreg.optim.stepper import Stepper
 from mrreg.optim.sync_clock import describe_position, is_due, lr_per_step
-from mrreg.optim.training_window import check_model
 from mrreg.optim.validation import check_gradients, check_parts, check_phases, initial_groups
 
 
@@ -289,12 +288,10 @@ class Multirate(Optimizer):
 
         Clear the gradients that it leaves before the next step.
         """
-        return self._grad_control.all_trainable(self.param_groups)
+        return self._grad_control.all_trainable()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ def split(
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
     """
-    groups, names = _read("split", model)
+    groups, names = _read_checked("split", model)
     periods: dict[Tensor, int | None] = {}
     for argument, choice, period in _parts(fast, slow):
         chosen = _chosen("split", argument, choice, names)
@@ -113,7 +114,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, appendix "Slow Biases".
     """
-    groups, names = _read("biases", model)
+    groups, names = _read_checked("biases", model)
     among = list(names) if layers is None else _chosen("biases", "layers", layers, names)
     slow = [p for p in among if any("bias" in name.rpartition(".")[2].split("_") for name in names[p])]
     if not slow:
@@ -124,47 +125,46 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     return split(groups, slow=slow)
 
 
-def _read(where: str, model: object) -> tuple[list[Group], Names]:
-    """Copy the groups, each with a list of tensors as "params", and find the names of every parameter."""
-    names: Names = {}
+def _read_checked(where: str, model: object) -> tuple[list[Group], Names]:
+    """Read groups, and refuse a model in which slow parameters cannot go without gradients."""
     if isinstance(model, nn.Module):
         check_model(where, model, switches=True)
-        groups = [_group(where, {"params": model.named_parameters()})]
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names[parameter] = (*names.get(parameter, ()), name)
+    return read_groups(where, "model", model)
+
+
+def read_groups(where: str, argument: str, model: object) -> tuple[list[Group], Names]:
+    """Copy the groups, each with a list of tensors as "params", and find the names of every parameter."""
+    if isinstance(model, nn.Module):
+        groups = [_read_group(where, argument, {"params": model.named_parameters()})]
+        named: list[tuple[str | None, Tensor]] = list(model.named_parameters(remove_duplicate=False))
     elif isinstance(model, Iterable) and not isinstance(model, str | Tensor | Mapping):
         items = list(model)
         is_groups = bool(items) and isinstance(items[0], Mapping)
-        groups = [_group(where, item) for item in (items if is_groups else [{"params": items}])]
-        for group in groups:
-            known = zip(group["param_names"]) if "param_names" in group else [()] * len(group["params"])
-            names |= dict(zip(group["params"], known, strict=True))
+        groups = [_read_group(where, argument, item) for item in (items if is_groups else [{"params": items}])]
+        named = [pair for g in groups for pair in zip_longest(g.get("param_names", ()), g["params"])]
     else:
-        raise invalid_argument(TypeError, where, "model", "a module, parameters or parameter groups", _shown(model))
+        raise invalid_argument(TypeError, where, argument, "a module, parameters or parameter groups", _shown(model))
+    names: Names = {}
+    for name, p in named:
+        names[p] = (*names.get(p, ()), *([] if name is None else [name]))
     if not names:
-        raise invalid_argument(
-            ValueError, where, "model", "something with parameters", _shown(model), "An iterator ends after use."
-        )
+        remedy = "An iterator ends after use."
+        raise invalid_argument(ValueError, where, argument, "something with parameters", _shown(model), remedy)
     return groups, names
 
 
-def _group(where: str, given: object) -> Group:
-    """Copy one parameter group into the form that torch gives it, without duplicates."""
+def _read_group(where: str, argument: str, given: object) -> Group:
+    """Copy one parameter group, with lists for what may be iterators."""
     if not isinstance(given, Mapping) or "params" not in given:
-        raise invalid_argument(TypeError, where, "model", 'all groups with "params", or no groups', _shown(given))
+        raise invalid_argument(TypeError, where, argument, 'all groups with "params", or no groups', _shown(given))
     params = given["params"]
     items = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [params]
-    named = {item[1]: item[0] for item in reversed(items) if _is_named(item)}
-    items = [item[1] if _is_named(item) else item for item in items]
-    for item in items:
+    names = {"param_names": [name for name, _ in items]} if items and all(map(_is_named, items)) else {}
+    tensors = [item[1] for item in items] if names else items
+    for item in tensors:
         if not isinstance(item, Tensor):
-            raise invalid_argument(
-                TypeError, where, "model", "made of tensors, or of pairs of name and tensor", _shown(item)
-            )
-    if "param_names" in given:
-        named = dict(zip(reversed(items), reversed(given["param_names"]), strict=True))
-    tensors = list(dict.fromkeys(items))
-    names = {"param_names": [named[p] for p in tensors]} if len(named) == len(tensors) else {}
+            kind = ValueError if _is_named(item) else TypeError  # some with names and some without, as torch says
+            raise invalid_argument(kind, where, argument, "all tensors, or all pairs of name and tensor", _shown(item))
     return {**given, "params": tensors, **names}
 
 
@@ -258,10 +258,10 @@ def _plain(name: str) -> str:
 
 
 def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
-    """Divide a group into one per period, fastest first and those without a number last."""
-    present = {periods[p] for p in group["params"]}
-    for period in sorted(present, key=lambda known: (known is None, known)):
-        kept = [i for i, p in enumerate(group["params"]) if periods[p] == period]
+    """Divide a group into one per period, fastest first and those without a number last; no parameter comes twice."""
+    first = {p: i for i, p in reversed([*enumerate(group["params"])])}
+    for period in sorted({periods[p] for p in first}, key=lambda known: (known is None, known)):
+        kept = sorted(i for p, i in first.items() if periods[p] == period)
         lists: Group = {key: [group[key][i] for i in kept] for key in ("params", "param_names") if key in group}
         yield {**group, **lists, "period": period}
 

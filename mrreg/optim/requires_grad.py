@@ -3,7 +3,8 @@
 import functools
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import torch
@@ -14,20 +15,25 @@ from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from mrreg.errors import NoEffectWarning
 
-Owner = Callable[[], Optional["RequiresGradSwitch"]]  # a weak reference, or NOBODY
 
-
-def NOBODY() -> None:  # noqa: N802  # stands for a weak reference whose object is gone
-    """Own parameters that were given back."""
-
-
+@dataclass
 class _Flag:
-    """Value that `requires_grad` of a parameter was last set to, and the switch that did."""
-
-    __slots__ = ("on", "owner")
+    """Value that `requires_grad` of a parameter was last set to, and the switch that did; None once it has let go."""
 
     on: bool
-    owner: Owner
+    owner: Optional["weakref.ref[RequiresGradSwitch]"]
+
+    def show(self, p: Tensor) -> None:
+        """Switch the parameter on if it is off; one that the user has switched on meanwhile is ours again."""
+        if not self.on:
+            p.requires_grad = True
+            self.on = True
+
+    def hide(self, p: Tensor) -> None:
+        """Switch the parameter off, unless the user did."""
+        if self.on and p.requires_grad:
+            p.requires_grad = False  # not the method, which raises inside torch.func's transforms
+            self.on = False
 
 
 # One entry per parameter, whichever optimizer switches it: an optimizer that is built while an older one still holds
@@ -39,15 +45,15 @@ class RequiresGradSwitch:
     """`requires_grad` of groups of parameters, switched per group.
 
     A flag that differs from what was last set here was set by the user: a parameter that the user froze stays frozen
-    until the user says otherwise, and one switched on early stays on until its next sync step is over.
+    until the user says otherwise, and one switched on early stays on until its group is shown and hidden again.
     """
 
     def __init__(self, groups: Iterable[Iterable[tuple[Tensor, bool]]]) -> None:
-        self.owner: Owner = weakref.ref(self)
-        self._groups = [[(p, _take(p, on, self.owner)) for p, on in group] for group in groups]
-        self._wanted: list[bool | None] = [None] * len(self._groups)
-        self._off: list[tuple[Tensor, _Flag]] = []  # switched off by `hide_gradients`
+        self.owner = weakref.ref(self)
+        self._groups = [[(p, self._take(p, on)) for p, on in group] for group in groups]
         self.at_rest = False  # flags are the user's except from a training forward to the end of its step
+        self._hidden = set(range(len(self._groups)))
+        self.show()  # what an older optimizer has switched off
 
     @classmethod
     def of(cls, groups: Iterable[Iterable[Tensor]]) -> "RequiresGradSwitch":
@@ -56,6 +62,12 @@ class RequiresGradSwitch:
         end_windows(p for group in given for p in group)
         # One that the user froze counts as on, so that its flag differs and is left alone.
         return cls([[(p, p.requires_grad or not _is_switched_off(p)) for p in group] for group in given])
+
+    def _take(self, p: Tensor, on: bool) -> _Flag:
+        """Become the owner of a parameter."""
+        flag = _flags.setdefault(p, _Flag(on, self.owner))
+        flag.on, flag.owner = on, self.owner
+        return flag
 
     def for_copy(self) -> list[list[tuple[Tensor, bool]]]:
         """Return parameters and flags, from which a copy is made."""
@@ -71,98 +83,59 @@ class RequiresGradSwitch:
             if group["period"] > 1 and group["gradient"] == "sync":
                 yield from self.trainable(index)
 
-    def set(self, index: int, on: bool) -> None:
-        """Switch one group on or off until further notice."""
-        if self._wanted[index] is not on:
-            self._wanted[index] = on
-            for p, flag in self._groups[index]:
-                if flag.owner is self.owner:
-                    _switch(p, flag, on)
+    def _owned(self, indices: Iterable[int]) -> Iterator[tuple[Tensor, _Flag]]:
+        return ((p, flag) for i in indices for p, flag in self._groups[i] if flag.owner is self.owner)
 
-    def count_switched_back(self) -> int:
-        """Count the parameters that somebody else switched on in groups that are off."""
-        off = [group for group, wanted in zip(self._groups, self._wanted, strict=True) if wanted is False]
-        return sum(p.requires_grad for group in off for p, flag in group if flag.owner is self.owner)
+    def hide(self, indices: Collection[int]) -> None:
+        """Switch groups off until they are shown."""
+        for p, flag in self._owned(i for i in indices if i not in self._hidden):
+            flag.hide(p)
+        self._hidden.update(indices)
+
+    def show(self, but: Collection[int] = ()) -> None:
+        """Switch all groups on, but for those of some indices and for what the user froze."""
+        for p, flag in self._owned(self._hidden.difference(but)):
+            flag.show(p)
+        self._hidden.intersection_update(but)
 
     @property
     def is_hiding(self) -> bool:
-        """True between `hide_gradients` and `restore`, unless the user has switched everything on meanwhile."""
-        return bool(self._off) and not self._off[0][0].requires_grad
+        """True if groups are hidden, unless the user has switched everything on meanwhile."""
+        return any(not flag.on and not p.requires_grad for p, flag in self._owned(self._hidden))
 
-    def hide_gradients(self, indices: Iterable[int]) -> None:
-        """Switch groups off until `restore`; parameters that the user froze are never switched on by it."""
-        owner, off = self.owner, self._off
-        for index in indices:
-            for p, flag in self._groups[index]:
-                if p.requires_grad and flag.owner is owner:
-                    p.requires_grad = False  # not the method, which raises inside torch.func's transforms
-                    if flag.on:
-                        flag.on = False
-                        off.append((p, flag))
+    def count_switched_back(self) -> int:
+        """Count the parameters that somebody else switched on in groups that are hidden."""
+        return sum(p.requires_grad for p, _ in self._owned(self._hidden))
 
-    def restore(self) -> None:
-        """Switch everything on that is off, but for what the user froze."""
-        owner = self.owner
-        for p, flag in self._off:
-            if flag.owner is owner:
-                p.requires_grad = True
-                flag.on = True
-        self._off = []
-        for index in range(len(self._groups)):
-            self.set(index, True)
-
-    def restorer(self) -> "Restorer":
-        """Return a function that restores the flags when the optimizer is gone."""
-        return Restorer(self.owner, [(TensorWeakRef(p), flag) for group in self._groups for p, flag in group])
+    def restore_at_end_of(self, optimizer: Optimizer) -> None:
+        """Show everything once the optimizer is gone; until then keep neither it nor parameters alive."""
+        flags = [(TensorWeakRef(p), flag) for group in self._groups for p, flag in group]
+        weakref.finalize(optimizer, _show_all, self.owner, flags).atexit = False
 
 
-class Restorer:
-    """Switches parameters on that still belong to an optimizer; keeps neither them nor it alive."""
-
-    def __init__(self, owner: Owner, flags: list[tuple[TensorWeakRef, _Flag]]) -> None:
-        self._owner = owner
-        self._flags = flags
-
-    def __call__(self) -> None:
-        """Switch on."""
-        for reference, flag in self._flags:
-            p = reference()
-            if p is not None and flag.owner is self._owner:
-                _switch(p, flag, True)
+def _show_all(owner: "weakref.ref[RequiresGradSwitch]", flags: list[tuple[TensorWeakRef, _Flag]]) -> None:
+    for reference, flag in flags:
+        p = reference()
+        if p is not None and flag.owner is owner:
+            flag.show(p)
 
 
 def end_windows(params: Iterable[Tensor]) -> None:
     """Let optimizers that switch flags off for the time of a step only give parameters back at once."""
     for switch in {switch for p in params if (switch := _switch_of(p)) is not None and switch.at_rest}:
-        switch.restore()
+        switch.show()
 
 
 def _switch_of(p: Tensor) -> RequiresGradSwitch | None:
     """Return the switch that owns a parameter."""
     flag = _flags.get(p)
-    return None if flag is None else flag.owner()
-
-
-def _switch(p: Tensor, flag: _Flag, on: bool) -> None:
-    """Set the flag unless the user did."""
-    if p.requires_grad is flag.on:
-        p.requires_grad = on
-        flag.on = on
-    elif on and p.requires_grad:  # switched on by the user while we had it off: ours again
-        flag.on = True
+    return None if flag is None or flag.owner is None else flag.owner()
 
 
 def _is_switched_off(p: Tensor) -> bool:
     """Tell if an optimizer switched it off, so that the user trains it although its flag says no."""
     flag = _flags.get(p)
     return flag is not None and not flag.on and not p.requires_grad
-
-
-def _take(p: Tensor, on: bool, owner: Owner) -> _Flag:
-    """Make this owner the one that switches a parameter."""
-    flag = _flags.setdefault(p, _Flag())
-    flag.on, flag.owner = on, owner
-    return flag
 
 
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # optimizers that need no look at their steps any more
@@ -177,21 +150,18 @@ def watch_others() -> None:
 def _give_back_to_other(optimizer: Optimizer, *_: object) -> None:
     if torch.compiler.is_compiling() or optimizer in _checked:
         return
-    if hasattr(optimizer, "due"):  # a `Multirate`
-        _checked.add(optimizer)
-        return
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    is_multirate = hasattr(optimizer, "due")
+    params = [] if is_multirate else [p for group in optimizer.param_groups for p in group["params"]]
     owners = {id(p): switch for p in params if (switch := _switch_of(p)) is not None and switch.at_rest}
-    if not owners:
-        _checked.add(optimizer)
     off = [p for p in params if _is_switched_off(p) and (p.grad is None or id(p) in owners)]
+    if off or not owners:
+        _checked.add(optimizer)
     if not off:
         return
-    _checked.add(optimizer)
     for p in params:
         if id(p) in owners:
-            owners[id(p)].restore()
-            _flags[p].owner = NOBODY
+            owners[id(p)].show()
+            _flags[p].owner = None
     closed = "It leaves them alone from now on." if owners else "Call close() on it, or delete it."
     message = (
         f"{type(optimizer).__name__}.step: {len(off)} parameters get no gradient, since a Multirate that is still "

@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.optim.hyperparameters import Params, checked, make_groups, model_of
-from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice
+from mrreg.optim.two_scales import Params, TwoScales
 
 
-class MultirateSGD(Multirate):
+class MultirateSGD(TwoScales):
     """`torch.optim.SGD` that trains most of a network at every k-th step only: the paper's optimizer.
 
     Fine-tuning with a small fast part takes about half the time of ordinary training, and the loop is unchanged. With
@@ -93,20 +92,6 @@ class MultirateSGD(Multirate):
         gradient: str = "sync",
         model: nn.Module | None = None,
     ) -> None:
-        where = "MultirateSGD"
-        options: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-        }
-        options = checked(where, options)
-        groups, layout = make_groups(where, params, k, fast, slow_lr)
-        base = torch.optim.SGD(groups, **options)
-        model = model_of(where, params, model)
-        super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
-        self._layouts.append(layout)
+        options: dict[str, Any] = {"lr": lr, "momentum": momentum, "dampening": dampening, "nesterov": nesterov}
+        options |= {"weight_decay": weight_decay, "maximize": maximize, "foreach": foreach, "fused": fused}
+        super().__init__(torch.optim.SGD, params, options, k, fast, slow_lr, drift, gradient, model)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from mrreg.errors import check_int, invalid_argument, quoted
 from mrreg.optim.accumulation import GATHERED
 from mrreg.optim.base_step import MULTIRATE_STATE_KEYS, Step, class_and_attributes, rebuild, state_for_bases
-from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, Group, direction_key
+from mrreg.optim.drift import BUFFER, BUFFERED, DIRECTION, Group, direction_of
 from mrreg.optim.plain_state import FIXED_OPTIONS
 from mrreg.optim.sync_clock import INITIAL_CLOCK, initial_clock
 from mrreg.optim.validation import GRADIENTS, SLOW_LR, check_periods
@@ -180,8 +180,7 @@ def _check_state(where: str, argument: str, base: Optimizer, group: Group, state
             if expected or (isinstance(value, Tensor) and value.dim() == p.dim() and not _broadcasts(value, p)):
                 _check_shape(where, argument, key, value, p)
     if group["drift"]:
-        key = direction_key(base, states)
-        _check_complete(where, argument, group["moving"], sum(each.get(key) is not None for each in states))
+        _check_complete(where, argument, group["moving"], sum(direction_of(base, each) is not None for each in states))
 
 
 def _broadcasts(value: Tensor, p: Tensor) -> bool:

@@ -4,13 +4,13 @@ import torch
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import local_all
-from mrreg.optim.accumulation import AccumulatedGradients, accumulate, ensure_accumulators
+from mrreg.optim.accumulation import accumulate, accumulated_gradients, ensure_accumulators
 from mrreg.optim.base_step import create_state, state_for_bases, step_groups, unwrapped_step
 from mrreg.optim.drift import (
-    DriftDirections,
     Group,
     PendingDrift,
     State,
+    advance_along,
     begin_direction,
     buffer_is_direction,
     mark_resting,
@@ -28,7 +28,6 @@ class Stepper:
         self.base = base
         self.step = unwrapped_step(base)
         self._drift = drift
-        self._directions: dict[int, DriftDirections] = {}  # by the id of a group
 
     def create_state(self, state: State) -> None:
         """Create state where parameters have a gradient, and move nothing."""
@@ -40,11 +39,6 @@ class Stepper:
         """Take the groups and the state of a load."""
         self.base.__setstate__({"state": state_for_bases(state), "param_groups": groups})
         self.base.state = state
-        self.forget_directions()
-
-    def forget_directions(self) -> None:
-        """Look the directions up in the state again at the next step."""
-        self._directions.clear()
 
     def advance(self, state: State, ends: dict[int, int], now: int) -> None:
         """Move all groups by one step; `ends` has the next sync step of those that are due."""
@@ -68,21 +62,16 @@ class Stepper:
 
     def _sync(self, groups: list[Group], state: State, ends: dict[int, int], now: int) -> None:
         """Let the base step on the groups that are due, and keep the directions of those that will be held."""
-        sums = [AccumulatedGradients(g, state, now - g["last_sync"]) for g in groups if g["gradient"] != "sync"]
         pending: list[PendingDrift] = []
 
         def prepare() -> None:
             pending.extend(self._begin(group, state) for group in groups if ends[id(group)] > now + 1)
 
-        try:
+        with accumulated_gradients(groups, state, now):
             step_groups(self.base, self.step, groups, prepare)
-        finally:
-            for each in sums:
-                each.restore()
         for group, params, finish in pending:
             if self._drift:
-                shared = buffer_is_direction(self.base, group)
-                self._directions[id(group)] = store(params, finish(), shared, state)
+                store(params, finish(), buffer_is_direction(self.base, group), state)
             elif params:
                 rest_of_cycle = (now + 1 - ends[id(group)]) * step_size(group)
                 torch._foreach_add_(local_all(params), local_all(finish()), alpha=rest_of_cycle)
@@ -99,9 +88,6 @@ class Stepper:
     def _advance_between(self, group: Group, state: State) -> None:
         """Move a group that is not due, and add its gradients up where they count."""
         if self._drift:
-            directions = self._directions.get(id(group))
-            if directions is None or not directions.is_current(state):
-                directions = self._directions[id(group)] = DriftDirections.from_state(self.base, group, state)
-            directions.advance(step_size(group))
+            advance_along(self.base, group, state)
         if group["gradient"] != "sync":
             accumulate(group, state)

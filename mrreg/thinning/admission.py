@@ -9,6 +9,7 @@ from torch import nn
 from mrreg.masks.slots import AttributeOverride, UnitGroup
 from mrreg.thinning.double_copy import Inputs, randomize
 from mrreg.thinning.overrides import OverrideSearch
+from mrreg.thinning.paths import find_paths
 from mrreg.thinning.trial import Trial
 
 
@@ -31,17 +32,18 @@ class Admission(NamedTuple):
 def admit(twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup], tick: Callable[[str], None]) -> Admission:
     """Try groups with the numbers of units that they would keep: all at once, and one by one where that fails."""
     randomize(twin)
-    trial = Trial(twin, inputs, groups)
+    paths = find_paths(twin, inputs)
+    trial = Trial(twin, inputs, groups, paths)
     reasons: dict[str, str] = {}
     if trial.with_noise(groups):
         for group in groups:
             randomize(twin)
             tick(f"trying {group.name}")
-            if reason := Trial(twin, inputs, [group]).with_noise([group]):
+            if reason := Trial(twin, inputs, [group], paths).with_noise([group]):
                 reasons[group.name] = reason
         randomize(twin)
         groups = [group for group in groups if group.name not in reasons]
-        trial = Trial(twin, inputs, groups)
+        trial = Trial(twin, inputs, groups, paths)
     return _admit(trial, groups, reasons, tick)
 
 

@@ -8,17 +8,19 @@ from warnings import warn
 import torch
 from torch import nn
 
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state
+from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
-from mrreg.module_utils import check_materialized, within
+from mrreg.module_utils import check_materialized, check_torch_layers, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.counts import with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
+from mrreg.thinning.paths import set_mode
+from mrreg.thinning.plan import fitting, signature
 from mrreg.thinning.progress import Progress
 from mrreg.thinning.report import ThinEntry, ThinReport
 from mrreg.thinning.trial import overridden
@@ -99,12 +101,18 @@ def thin(
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
         Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, JMLR 2014.
     """
-    _check(model)
+    _check(model, searched=plan is None)
     k = check_int(WHERE, "k", k)
-    report = _search(model, p, k, example_inputs, include, exclude) if plan is None else _fitting(model, plan, k)
+    report = _search(model, p, k, example_inputs, include, exclude) if plan is None else fitting(model, plan, k)
     if not report.groups:
         warn(f"{WHERE}: no group of units loses any, so training goes on as before.", NoEffectWarning, stacklevel=2)
-    return install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale, resident=resident), report
+    elif k == 1 and boost in (None, 1):
+        problem = (
+            "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training goes on as before"
+        )
+        warn(f"{WHERE}: {problem}. Choose a k of at least 2.", NoEffectWarning, stacklevel=2)
+    options = {"k": k, "boost": boost, "rescale": rescale, "flops": report.flops, "resident": resident}
+    return install(model, report.groups, report.overrides, **options), report
 
 
 def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
@@ -114,12 +122,16 @@ def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
         return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
 
 
-def _check(model: nn.Module) -> None:
+def _check(model: nn.Module, searched: bool) -> None:
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, WHERE, "model", "a torch.nn.Module, not a scripted one", model)
     if any(NAME in vars(module) for module in model.modules()):
         raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
+    check_torch_layers(WHERE, "model", model)
     check_materialized(WHERE, "model", model)
+    if searched and (meta := [name for name, tensor in named_tensors(model).items() if tensor.is_meta]):
+        remedy = "Search on a copy that has values, and give its report as the plan."
+        raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
 
 
 def _search(
@@ -149,16 +161,20 @@ def _search(
             for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
                 own.requires_grad_(parameter.requires_grad)
             progress("counting FLOPs")
-            twin.train(admission.trial.modes[-1])
+            set_mode(twin, admission.trial.paths[1])
             admission.trial.forget_values()
             plain, whole = step_flops(twin, inputs)
-            with admission.trial.left_out(admission.groups), overridden(twin, overrides):
-                masked, small = step_flops(twin, inputs)
+            with admission.trial.left_out(admission.groups) as left_out, overridden(twin, overrides):
+                masked, small = step_flops(twin, inputs, left_out)
     finally:
         progress.close()
+    if others := [path.name for path in admission.trial.paths[2:]]:
+        problem = f"the forward takes another path{' and'.join(others)}, and may take more"
+        remedy = "Groups were tried on these, and on no others."
+        warn(f"{WHERE}: {problem}. {remedy}", UserWarning, stacklevel=3)
     unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
     entries = _entries(groups, admission, refusals)
-    return ThinReport(entries, overrides, k, (masked, plain), unchanged)
+    return ThinReport(entries, overrides, k, (masked, plain), unchanged, signature(model))
 
 
 def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:
@@ -183,17 +199,3 @@ def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequen
         slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)
         entries[refusal.name] = ThinEntry("none", refusal.units, refusal.units, slots, False, refusal.reason)
     return entries
-
-
-def _fitting(model: nn.Module, plan: ThinReport, k: int) -> ThinReport:
-    """Return a plan for k steps per cycle, if it is one for this model."""
-    if not isinstance(plan, ThinReport):
-        raise invalid_argument(TypeError, WHERE, "plan", "the ThinReport of an earlier call", plan)
-    tensors = named_tensors(model)
-    for group in plan.groups:
-        for slot in group.slots:
-            shape = tensors[slot.name].shape if slot.name in tensors else ()
-            if len(shape) <= slot.dim or shape[slot.dim] != slot.indices.numel():
-                rule = f"one for this model, with size {slot.indices.numel()} in dimension {slot.dim} of {slot.name!r}"
-                raise invalid_argument(ValueError, WHERE, "plan", rule, tuple(shape) or "no such tensor")
-    return plan.with_k(k)

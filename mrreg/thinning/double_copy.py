@@ -59,6 +59,17 @@ def floats_in(value: object) -> list[Tensor]:
     return [tensor for tensor in tensors_in(value) if tensor.is_floating_point()]
 
 
+def outputs_in(output: object) -> list[Tensor]:
+    """Return the floating-point tensors in an output, which has some."""
+    found = floats_in(output)
+    if not found:
+        problem = f"the output holds no tensors that can be compared: {type(output).__name__}"
+        raise invalid_state(
+            WHERE, problem, "Let the forward return tensors, or tuples, mappings or dataclasses of them."
+        )
+    return found
+
+
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and floating-point buffers under their first names."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}

@@ -1,20 +1,32 @@
 """FLOPs of a step, forward and backward, by module."""
 
+from typing import Any
+
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in
+from mrreg.isolation import set_generators
+from mrreg.masks.checkpoint_guard import CheckpointGuard
+from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, outputs_in
+from mrreg.thinning.paths import buffers_kept
 
 
-def step_flops(twin: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
-    """Count a forward and backward of a copy, all in all and by its innermost modules."""
+def step_flops(twin: nn.Module, inputs: Inputs, thin: frozenset[int] = frozenset()) -> tuple[int, dict[str, int]]:
+    """Count a forward and backward of a copy, all in all and by its innermost modules.
+
+    A checkpoint inside the forward must not recompute anything of the parameters whose ids are in `thin`.
+    """
     trained = [p for p in twin.parameters() if p.requires_grad]
     handles = [p.register_post_accumulate_grad_hook(_forget) for p in trained]  # type: ignore[no-untyped-call]
+    watch = _ThinReads(thin)
+    set_generators(None)
     try:
-        with FlopCounterMode(display=False) as counter, DoublePrecision():  # type: ignore[no-untyped-call]
+        with buffers_kept(twin), FlopCounterMode(display=False) as counter, DoublePrecision(), watch:  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
-            leaving = [tensor.sum() for tensor in floats_in(output) if tensor.requires_grad]
+            watch.guard.check_output(output, ())
+            leaving = [tensor.sum() for tensor in outputs_in(output) if tensor.requires_grad]
             if leaving:
                 torch.stack(leaving).sum().backward()  # type: ignore[no-untyped-call]
     finally:
@@ -25,6 +37,20 @@ def step_flops(twin: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
     }
     inner = {name: count for name, count in counts.items() if not any(_inside(other, name) for other in counts)}
     return counter.get_total_flops(), inner
+
+
+class _ThinReads(TorchFunctionMode):
+    """Tells a guard of each function that takes a thin parameter."""
+
+    def __init__(self, thin: frozenset[int]) -> None:
+        super().__init__()
+        self.thin, self.guard = thin, CheckpointGuard(WHERE)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.thin and any(id(each) in self.thin for each in (*args, *kwargs.values())):
+            self.guard.note_read()
+        return func(*args, **kwargs)
 
 
 def _inside(name: str, path: str) -> bool:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mrreg.errors import add_note
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
+from mrreg.masks.checkpoint_guard import CheckpointGuard
+from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
 
 
 class Channels(NamedTuple):
@@ -73,7 +74,8 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
         add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
-    leaving = [tensor for tensor in floats_in(output) if tensor.requires_grad]
+    mode.guard.check_output((output, [op.taken for op in mode.ops]), ())
+    leaving = [tensor for tensor in outputs_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
 
 
@@ -84,6 +86,7 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.ops: list[MixingOp] = []
         self.sums: list[tuple[Tensor, Tensor]] = []
+        self.guard = CheckpointGuard(WHERE)
         self._owners = {t.untyped_storage().data_ptr(): (name, t) for name, t in others.items() if t.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,6 +104,7 @@ class _Recorder(TorchFunctionMode):
         rows = self._channels(weight, row)
         if rows is None:
             return func(*args, **kwargs)
+        self.guard.note_read()
         with torch.no_grad():
             result = func(*args, **kwargs)
         made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory

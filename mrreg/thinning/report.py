@@ -44,6 +44,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         k: Steps per cycle.
         flops: FLOPs of a masked and of a plain step, forward and backward.
         unchanged: Modules that a masked step computes whole, with their shares of a plain step's FLOPs.
+        signature: Shapes and classes of the model's parts, by name, by which a plan knows its model.
 
     Example:
         >>> import mrreg, torch
@@ -61,9 +62,10 @@ class ThinReport(Mapping[str, ThinEntry]):
         k: int,
         flops: tuple[int, int],
         unchanged: Mapping[str, float],
+        signature: Mapping[str, str],
     ) -> None:
         self._entries, self.overrides, self.k = dict(entries), tuple(overrides), k
-        self._flops, self._unchanged = flops, dict(unchanged)
+        self.flops, self._unchanged, self.signature = flops, dict(unchanged), dict(signature)
 
     def __getitem__(self, name: str) -> ThinEntry:
         return self._entries[name]
@@ -77,7 +79,7 @@ class ThinReport(Mapping[str, ThinEntry]):
     @property
     def masked_share(self) -> float:
         """FLOPs of a masked step over those of a plain one, forward and backward."""
-        masked, plain = self._flops
+        masked, plain = self.flops
         return masked / plain if plain else 1.0
 
     @property
@@ -92,7 +94,7 @@ class ThinReport(Mapping[str, ThinEntry]):
 
     def with_k(self, k: int) -> "ThinReport":
         """The same outcome for another number of steps per cycle."""
-        return ThinReport(self._entries, self.overrides, k, self._flops, self._unchanged)
+        return ThinReport(self._entries, self.overrides, k, self.flops, self._unchanged, self.signature)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, for `ThinReport.load`.
@@ -105,8 +107,9 @@ class ThinReport(Mapping[str, ThinEntry]):
             "entries": entries,
             "overrides": [vars(each) for each in self.overrides],
             "k": self.k,
-            "flops": list(self._flops),
+            "flops": list(self.flops),
             "unchanged": self._unchanged,
+            "signature": self.signature,
         }
         torch.save(state, path)
 
@@ -123,7 +126,7 @@ class ThinReport(Mapping[str, ThinEntry]):
             for name, entry in state["entries"].items()
         }
         overrides = [AttributeOverride(**each) for each in state["overrides"]]
-        return cls(entries, overrides, state["k"], tuple(state["flops"]), state["unchanged"])
+        return cls(entries, overrides, state["k"], tuple(state["flops"]), state["unchanged"], state["signature"])
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
@@ -131,7 +134,8 @@ class ThinReport(Mapping[str, ThinEntry]):
         for name, entry in self.items():
             told = ", ".join(f"{s.name}[{s.dim}]" for s in entry.slots if s.role != "member")
             told = told if entry.admitted else entry.reason
-            lines.append(f"{name:{width}}  {entry.kind:8}  {entry.units:6}  {entry.kept:6}  {told}")
+            units, kept = (entry.units, entry.kept) if entry.kind != "none" else ("", "")
+            lines.append(f"{name:{width}}  {entry.kind:8}  {units:>6}  {kept:>6}  {told}")
         return "\n".join([*lines, self.summary()])
 
     def summary(self) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in, named_tensors
+from mrreg.thinning.double_copy import Inputs, named_tensors
+from mrreg.thinning.paths import Path, Ran, run
 
 TOLERANCE = 1e-9
 
@@ -24,21 +24,17 @@ class Trial:
         twin: A double copy. Its parameters change; `randomize` gives it new ones.
         inputs: Arguments of its forward.
         groups: All that may be thin, with the numbers of units that are kept.
+        paths: Those on which the output is compared.
     """
 
-    def __init__(self, twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup]) -> None:
+    def __init__(self, twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup], paths: Sequence[Path]) -> None:
         self.twin, self.inputs = twin, inputs
         self.tensors = named_tensors(twin)
         self.present = {group.name: _present(group, seed) for seed, group in enumerate(groups)}
         for group in groups:
             self._fill_absent(group, ("consumer",), noise=False)
-        self.modes = [False]
-        self.expected = {False: self._forward(training=False)}
-        try:
-            self.expected[True] = self._forward(training=True)
-            self.modes.append(True)
-        except ValueError:  # BatchNorm refuses a single value per channel
-            pass
+        self.paths, self._left_out = paths, set[str]()
+        self.expected = [run(twin, inputs, path) for path in paths]
 
     @torch.no_grad()
     def _fill_absent(self, group: UnitGroup, roles: tuple[str, ...], noise: bool) -> None:
@@ -51,29 +47,30 @@ class Trial:
                 values = torch.randn(shape).abs() if noise else torch.zeros(shape)
                 tensor.index_copy_(slot.dim, absent.to(tensor.device), values.to(tensor))
 
-    @torch.no_grad()
-    def _forward(self, training: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        self.twin.train(training)
-        buffers = {id(buffer): buffer.clone() for buffer in self.twin.buffers()} if training else {}
-        with shown(self.twin, buffers), DoublePrecision(), _NoDropout():  # type: ignore[no-untyped-call]
-            return floats_in(self.twin(*self.inputs.args, **self.inputs.kwargs))
-
     def difference(self) -> str:
-        """Describe the difference of the output from the expected one; nothing if there is none."""
-        for training in self.modes:
+        """Describe how some path differs from the expected one; nothing if none does."""
+        for path, expected in zip(self.paths, self.expected, strict=True):
             try:
-                found = self._forward(training)
+                found = run(self.twin, self.inputs, path)
             except Exception as error:
-                return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            expected = self.expected[training]
-            if [one.shape for one in found] != [two.shape for two in expected]:
-                return "the outputs have other shapes"
-            for one, two in zip(found, expected, strict=True):
-                scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
-                worst = float((one - two).abs().max()) if two.numel() else 0.0
-                if not worst <= TOLERANCE * scale:
-                    return f"the output differs by {worst / scale:.1g}" + (" in training mode" if training else "")
+                return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}{path.name}"
+            if fault := self._compare(found, expected):
+                return f"{fault}{path.name}"
+        return ""
+
+    def _compare(self, found: Ran, expected: Ran) -> str:
+        if [one.shape for one in found.outputs] != [two.shape for two in expected.outputs]:
+            return "the outputs have other shapes"
+        for one, two in zip(found.outputs, expected.outputs, strict=True):
+            scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
+            worst = float((one - two).abs().max()) if two.numel() else 0.0
+            if not worst <= TOLERANCE * scale:
+                return f"the output differs by {worst / scale:.1g}"
+        if replaced := found.replaced & self._left_out:
+            return f"the forward replaces the buffer {min(replaced)}"
+        for name, shape in found.buffers.items():
+            if name not in self._left_out and shape != expected.buffers.get(name):
+                return f"the buffer {name} gets another shape"
         return ""
 
     def with_noise(self, groups: Iterable[UnitGroup]) -> str:
@@ -89,8 +86,10 @@ class Trial:
             return self.difference()
 
     @contextmanager
-    def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[None]:
+    def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[frozenset[int]]:
         """Give the copy, inside a `with` block, parameters and buffers without the absent units of some groups.
+
+        Yields their ids.
 
         The model's inputs come whole, so the columns that read absent ones stay, at zero.
         """
@@ -100,8 +99,10 @@ class Trial:
                 kept = slot.indices[self.present[group.name]].flatten().sort().values
                 tensor = small.get(slot.name, self.tensors[slot.name])
                 small[slot.name] = tensor.detach().index_select(slot.dim, kept.to(tensor.device))
+        self._left_out = set(small)
         with shown(self.twin, {id(self.tensors[name]): value for name, value in small.items()}):
-            yield
+            yield frozenset(id(tensor) for name, tensor in named_tensors(self.twin).items() if name in small)
+        self._left_out = set()
 
     def forget_values(self) -> None:
         """Free the memory of the parameters: only their shapes are left."""
@@ -150,17 +151,3 @@ def _present(group: UnitGroup, seed: int) -> Tensor:
     present = torch.zeros(group.units, dtype=torch.bool)
     present[torch.randperm(group.units, generator=torch.Generator().manual_seed(seed))[: group.kept]] = True
     return present
-
-
-class _NoDropout(TorchFunctionMode):
-    """Takes p = 0 in every dropout; what else is random draws the same numbers at every call."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if "dropout" in name:
-            return args[0] if args else kwargs["input"]
-        if name == "scaled_dot_product_attention":
-            named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
-            return func(**{**named, **kwargs, "dropout_p": 0.0})
-        return func(*args, **kwargs)

@@ -10,18 +10,17 @@ fine-tuning), so that at k = 3 the mask is on.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from statistics import fmean
 from typing import Literal
 
 from benchmarks.core import stats
+from benchmarks.core.comparison import Comparison, Job, Outcome, each_epoch
 from benchmarks.core.records import Record, Result
-from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Paper, Row, Section, metric
+from benchmarks.core.study import Study
 from benchmarks.data import mnist as mnist_data
-from benchmarks.experiments.mnist.models import Method
-from benchmarks.experiments.mnist.training import Setting, train
+from benchmarks.experiments.mnist.training import AS_LEFT, Method, Setting, Training, begin
 
 TABLE = {3: Paper(76.16, 61.31, 89.41), 5: Paper(98.30, 98.17, 98.44), 10: Paper(98.22, 98.11, 98.29)}
 """The paper's test accuracy by k: mean, smallest and largest of 10 runs."""
@@ -95,40 +94,45 @@ def _method(reading: str, k: int) -> str:
     return f"{reading} | k = {k}"
 
 
-def runs(config: SearchConfig) -> list[Run]:
-    """Every reading at every k, one seed after the other, or all at once."""
-    everyone = tuple(range(config.seeds))
-    groups = [everyone] if config.stacked else [(seed,) for seed in everyone]
+def epochs(data: str, batch: int, count: int) -> tuple[int, ...]:
+    """Return the steps after each epoch."""
+    return each_epoch(-(-mnist_data.IMAGES[data] // batch), count)
+
+
+def comparisons(config: SearchConfig) -> list[Comparison[tuple[Reading, int]]]:
+    """Return every reading at every k, in one comparison for each size of batches."""
+    by_batch: dict[int, list[Reading]] = {}
+    for name in config.readings:
+        by_batch.setdefault(READINGS[name].batch, []).append(READINGS[name])
     return [
-        Run(_method(name, k), group, options=(READINGS[name], k))
-        for group in groups
-        for name in config.readings
-        for k in TABLE
-    ]
+        Comparison(
+            {_method(reading.name, k): (reading, k) for reading in found for k in TABLE},
+            config.seeds, epochs(config.data, batch, config.epochs), splits=("test", AS_LEFT), together=config.stacked,
+        )
+        for batch, found in by_batch.items()
+    ]  # fmt: skip
 
 
-def execute(config: SearchConfig, run: Run, context: Context) -> list[Result]:
-    """Train under one reading."""
-    reading, k = run.options
-    digits = mnist_data.load(config.data, context.data_dir).to(context.device)
+def build(config: SearchConfig, method: tuple[Reading, int], seed: int, job: Job) -> Training:
+    """Return the training under one reading."""
+    reading, k = method
+    digits = mnist_data.load(config.data, job.data_dir).to(job.device)
     setting = Setting(
-        config.epochs, reading.batch, reading.width,
-        momentum=reading.momentum, restart=reading.restart, stacked=config.stacked,
-    )  # fmt: skip
-    curves = train(
-        reading.method(k), setting, digits.standardized() if reading.standardized else digits, run.seeds,
-        track=partial(context.track, what="epochs"),
-    )  # fmt: skip
-    return [
-        {
-            "final": curve.accuracy[-1],
-            "best": max(curve.accuracy),
-            "final, as left": curve.as_left[-1],
-            "accuracy per epoch": curve.accuracy,
-            "accuracy as left per epoch": curve.as_left,
-        }
-        for curve in curves
-    ]
+        reading.batch, reading.width, momentum=reading.momentum, restart=reading.restart, stacked=config.stacked
+    )
+    return begin(reading.method(k), setting, digits.standardized() if reading.standardized else digits, job.seeds)
+
+
+def result(config: SearchConfig, outcome: Outcome[tuple[Reading, int]]) -> Result:
+    """Return accuracy after every epoch, with all weights and with those that it leaves."""
+    curve, left = outcome.at_steps(), outcome.at_steps(AS_LEFT)
+    return {
+        "final": curve[-1],
+        "best": max(curve),
+        "final, as left": left[-1],
+        "accuracy per epoch": curve,
+        "accuracy as left per epoch": left,
+    }
 
 
 EVALUATIONS = ("final", "best", "final, as left")
@@ -195,4 +199,7 @@ SECTIONS = (
     _section("final, as left", "Search: weights as an epoch leaves them, last epoch"),
 )  # fmt: skip
 
-BENCHMARK = Benchmark("mnist-search", PRESETS, runs, execute, SECTIONS, lambda config: mnist_data.NAMES[config.data])
+STUDY = Study(
+    "mnist-search", PRESETS, comparisons, build, result=result, data=lambda config: mnist_data.NAMES[config.data]
+)  # fmt: skip
+BENCHMARK = STUDY.benchmark(SECTIONS)

@@ -10,17 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
-import mrreg
 from benchmarks.core import stats
 from benchmarks.core.comparison import Comparison, Costs, Job, Options, Outcome, Search, evenly
 from benchmarks.core.records import Record, Result
 from benchmarks.core.sections import Curves, Section, gain
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown
-from benchmarks.core.training import Loop
 from benchmarks.data import mnist as mnist_data
-from benchmarks.experiments.mnist.models import Method, Structure
-from benchmarks.experiments.mnist.training import Setting, begin, held_out
+from benchmarks.experiments.mnist.training import CHUNK, Method, Setting, Structure, Training, begin
 
 PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.7, 0.5))
 SINGLES = tuple((0.0, p) for p in (0.3, 0.5, 0.7))  # where only hidden units are left out
@@ -111,14 +108,12 @@ def comparisons(config: SmallConfig) -> list[Comparison[Method]]:
     ]
 
 
-def build(config: SmallConfig, method: Method, seed: int, job: Job) -> Loop:
+def build(config: SmallConfig, method: Method, seed: int, job: Job) -> Training:
     """Return the training of one network on its own draw of the images."""
     digits = replace(mnist_data.load(config.data, job.data_dir).to(job.device), draw=job.setting)
-    loop = begin(method, Setting(0, config.batch, config.width), digits.without_last(config.validation), [seed])
-    if method.kind == "masks":
-        mrreg.attach(loop.optimizer, loop.model, seed=seed)
+    loop = begin(method, Setting(config.batch, config.width), digits.without_last(config.validation), [seed])
     validation = digits.validation(config.validation)
-    return replace(loop, splits={**loop.splits, "validation": partial(held_out, validation)})
+    return replace(loop, splits={**loop.splits, "validation": partial(validation.held_out, CHUNK)})
 
 
 def result(config: SmallConfig, outcome: Outcome[Method]) -> Result:

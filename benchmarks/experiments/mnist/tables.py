@@ -5,24 +5,19 @@ of 0.8 and 0.5" may mean the probability of being kept. Which reading comes near
 here the tables are under the one that does, with the literal one beside it at k = 5.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from benchmarks.core.comparison import Comparison, Job, Outcome
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Bars, Claim, Curves, Paper, Row, Section, gain, metric
+from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, gain, rows
+from benchmarks.core.study import Study
 from benchmarks.data import mnist as mnist_data
-from benchmarks.experiments.mnist.models import Method
-from benchmarks.experiments.mnist.search import TABLE
-from benchmarks.experiments.mnist.training import Setting, train
+from benchmarks.experiments.mnist.search import TABLE, epochs
+from benchmarks.experiments.mnist.training import Method, Setting, Training, begin
 
-KEPT, AT_ZERO = (
-    (0.2, 0.5),
-    (0.8, 0.5),
-)  # the two readings of the paper's probabilities, as probabilities of being at zero
-
+KEPT, AT_ZERO = (0.2, 0.5), (0.8, 0.5)  # the two readings of the paper's probabilities, as those of being at zero
 MASKS, EVERY_STEP = "masks, k = 5", "new mask every step, no multirate"
 LITERAL = (f"{MASKS}, 0.8/0.5 at zero", f"{EVERY_STEP}, 0.8/0.5 at zero")
 METHODS = {
@@ -41,6 +36,7 @@ METHODS = {
 }
 FIGURE = ("SGD", "dropout", MASKS, EVERY_STEP, "DropConnect")
 
+BY_K = {f"masks, k = {k}": paper for k, paper in TABLE.items()}
 H_S = {
     "masks, h_S = 0.2": Paper(98.26, 98.14, 98.37),
     MASKS: TABLE[5],
@@ -73,30 +69,30 @@ PRESETS = {
 MNIST = frozenset({"cpu", "gpu", "paper"})
 
 
-def runs(config: MnistConfig) -> list[Run]:
-    """Every method, one seed after the other or all at once."""
-    everyone = tuple(range(config.seeds))
-    groups = [everyone] if config.stacked else [(seed,) for seed in everyone]
-    return [Run(method, group) for group in groups for method in config.methods]
-
-
-def execute(config: MnistConfig, run: Run, context: Context) -> list[Result]:
-    """Train with one method."""
-    digits = mnist_data.load(config.data, context.data_dir).to(context.device)
-    setting = Setting(config.epochs, config.batch, config.width, momentum=config.momentum, stacked=config.stacked)
+def comparisons(config: MnistConfig) -> list[Comparison[Method]]:
+    """Return all methods, evaluated after every epoch."""
+    methods = {name: METHODS[name] for name in config.methods}
     return [
-        {
-            "accuracy": curve.accuracy[-1],
-            "best accuracy": max(curve.accuracy),
-            "training seconds": curve.seconds[-1] / len(run.seeds),
-            "accuracy per epoch": curve.accuracy,
-        }
-        for curve in train(METHODS[run.method], setting, digits, run.seeds, track=partial(context.track, what="epochs"))
+        Comparison(methods, config.seeds, epochs(config.data, config.batch, config.epochs), together=config.stacked)
     ]
 
 
-def _rows(papers: Mapping[str, Paper | None]) -> tuple[Row, ...]:
-    return tuple(Row(name, metric(name, "accuracy"), paper) for name, paper in papers.items())
+def build(config: MnistConfig, method: Method, seed: int, job: Job) -> Training:
+    """Return the training with one method."""
+    digits = mnist_data.load(config.data, job.data_dir).to(job.device)
+    setting = Setting(config.batch, config.width, momentum=config.momentum, stacked=config.stacked)
+    return begin(method, setting, digits, job.seeds)
+
+
+def result(config: MnistConfig, outcome: Outcome[Method]) -> Result:
+    """Return accuracy after every epoch."""
+    curve = outcome.at_steps()
+    return {
+        "accuracy": curve[-1],
+        "best accuracy": max(curve),
+        "training seconds": outcome.by_steps.seconds,
+        "accuracy per epoch": curve,
+    }
 
 
 OPEN = (
@@ -105,10 +101,14 @@ OPEN = (
     "probabilities of being kept, unless a row says otherwise. Accuracy is that of the last epoch, with all weights."
 )
 
+_rows = partial(rows, name="accuracy")
+_section = partial(
+    Section, unit="%", tolerance=0.1, smaller="fewer epochs and seeds", comparable=MNIST, note=OPEN, presets=MNIST
+)
 SECTIONS = (
-    Section(
-        "Figure 8", "Masks, dropout and SGD on MNIST, single hidden layer", "%",
-        rows=_rows({name: TABLE[5] if name == MASKS else None for name in FIGURE}),
+    _section(
+        "Figure 8", "Masks, dropout and SGD on MNIST, single hidden layer",
+        rows=_rows(FIGURE, papers={MASKS: TABLE[5]}),
         claims=(
             Claim("Masks are more accurate than SGD.", gain(MASKS, "SGD", "accuracy")),
             Claim("Masks are more accurate than the same without the multirate part.",
@@ -120,36 +120,35 @@ SECTIONS = (
                    references={"k = 5": TABLE[5].mean}, ylim=(96, 98.8)),
             Bars("test accuracy in %"),
         ),
-        tolerance=0.1, smaller="fewer epochs and seeds", note=OPEN, presets=MNIST,
     ),
-    Section(
-        "Figure 8", "Masks on MNIST with 0.8 and 0.5 as probabilities of being at zero", "%",
-        rows=_rows({LITERAL[0]: TABLE[5], LITERAL[1]: None}),
+    _section(
+        "Figure 8", "Masks on MNIST with 0.8 and 0.5 as probabilities of being at zero",
+        rows=_rows(LITERAL, papers={LITERAL[0]: TABLE[5]}),
         claims=(
             Claim("Masks are more accurate than SGD.", gain(LITERAL[0], "SGD", "accuracy")),
             Claim("Masks are more accurate than the same without the multirate part.", gain(*LITERAL, "accuracy")),
         ),
-        tolerance=0.1, smaller="fewer epochs and seeds", note=OPEN, presets=MNIST - {"cpu"},
+        presets=MNIST - {"cpu"},
     ),
-    Section(
-        "Table A5", "Masks on MNIST: effect of k, with h_S = k h_F", "%",
-        rows=_rows({f"masks, k = {k}": paper for k, paper in TABLE.items()}),
+    _section(
+        "Table A5", "Masks on MNIST: effect of k, with h_S = k h_F",
+        rows=_rows(BY_K, papers=BY_K),
         claims=(
             Claim("k = 3 is more than five points worse than k = 5.", gain(MASKS, "masks, k = 3", "accuracy"), 5.0),
             Claim("k = 5 is more accurate than k = 10.", gain(MASKS, "masks, k = 10", "accuracy")),
         ),
         plots=(
-            Curves({f"masks, k = {k}": f"masks, k = {k}" for k in TABLE}, "accuracy per epoch", "epoch",
-                   "test accuracy in %", references={f"k = {k}": TABLE[k].mean for k in (5, 10)},
-                   ylim=(96, 98.8)),
+            Curves({name: name for name in BY_K}, "accuracy per epoch", "epoch", "test accuracy in %",
+                   references={f"k = {k}": TABLE[k].mean for k in (5, 10)}, ylim=(96, 98.8)),
         ),
-        tolerance=0.1, smaller="fewer epochs and seeds", note=OPEN, presets=MNIST,
     ),
-    Section(
-        "Table A5", "Masks on MNIST: effect of the slow step size h_S at k = 5", "%",
-        rows=_rows(H_S), plots=(Bars("test accuracy in %", ylim=(97, 99)),),
-        tolerance=0.1, smaller="fewer epochs and seeds", note=OPEN, presets=MNIST,
+    _section(
+        "Table A5", "Masks on MNIST: effect of the slow step size h_S at k = 5",
+        rows=_rows(H_S, papers=H_S), plots=(Bars("test accuracy in %", ylim=(97, 99)),),
     ),
 )  # fmt: skip
 
-BENCHMARK = Benchmark("mnist", PRESETS, runs, execute, SECTIONS, lambda config: mnist_data.NAMES[config.data])
+STUDY = Study(
+    "mnist", PRESETS, comparisons, build, result=result, data=lambda config: mnist_data.NAMES[config.data]
+)  # fmt: skip
+BENCHMARK = STUDY.benchmark(SECTIONS)

@@ -12,13 +12,14 @@ Which image is what, and its s, are drawn once: it is a data set. The published 
 (cwein3/large-lr-code) draws them anew whenever an image is shown, and puts the patch in the place of the pixels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.data.cifar import CLASSES, Images, normal
+from benchmarks.data.cifar import CLASSES, normal
+from benchmarks.data.images import Images
 
 SIZE, SIDE, START = 7, 32, 12  # of the patch; of the image; first row and column of the patch
 Z_STD, ZETA, ONLY = 1.25, 0.1, 1.75  # sqrt(1.5625); the patterns' bounds; the strength of a patch without image
@@ -46,25 +47,15 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Patched:
-    """Images with, without, or only a patch.
+    """Images with, without, or only a patch."""
 
-    Args:
-        x: Images in bytes, (n, 3, 32, 32).
-        y: Their classes, (n).
-        image: One where there is an image, else zero, (n).
-        patch: One where there is a patch, else zero, (n).
-        shift: The s of each patch, (n).
-        patterns: z and zeta.
-        side: How many pixels of a side are shown, those in the middle; even.
-    """
-
-    x: Tensor
-    y: Tensor
-    image: Tensor
-    patch: Tensor
-    shift: Tensor
-    patterns: Patterns
-    side: int = SIDE
+    x: Tensor  # images in bytes, (n, 3, 32, 32)
+    y: Tensor  # their classes, (n)
+    image: Tensor  # one where there is an image, else zero, (n)
+    patch: Tensor  # one where there is a patch, else zero, (n)
+    shift: Tensor  # the s of each patch, (n)
+    patterns: Patterns  # z and zeta
+    side: int = SIDE  # how many pixels of a side are shown, those in the middle; even
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The images of an index as a network sees them, (len(index), 3, side, side), and their classes."""
@@ -78,10 +69,8 @@ class Patched:
         return whole[:, :, shown, shown], y
 
     def to(self, device: torch.device) -> "Patched":
-        x, y, image, patch, shift = (
-            part.to(device) for part in (self.x, self.y, self.image, self.patch, self.shift)
-        )  # fmt: skip
-        return Patched(x, y, image, patch, shift, self.patterns.to(device), self.side)
+        names = ("x", "y", "image", "patch", "shift", "patterns")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def training_set(data: Images, patterns: Patterns, generator: torch.Generator, side: int = SIDE) -> Patched:

@@ -37,15 +37,10 @@ BOTH = "merged, both copies at every step"
 
 @dataclass(frozen=True)
 class Method:
-    """One network with a step size, or two copies of it that are merged every K steps.
+    """One network with a step size, or two copies of it that are merged every K steps."""
 
-    Args:
-        lr: Of the network, or of the fast copy.
-        period: Steps from one gradient of the slow copy to the next; None has no slow copy.
-    """
-
-    lr: float
-    period: int | None = None
+    lr: float  # of the network, or of the fast copy
+    period: int | None = None  # steps from one gradient of the slow copy to the next; None has no slow copy
 
 
 METHODS = {SMALL: Method(FAST), LARGE: Method(SLOW), MERGED: Method(FAST, K), BOTH: Method(FAST, 1)}
@@ -117,20 +112,15 @@ def build(config: PatchesConfig, method: Method, seed: int, job: Job) -> Loop:
 
 
 def fitted(net: nn.Module, train: Patched, count: int, batches: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
-    """Return test images, after the statistics of batch normalization are taken from training images."""
-    fit_statistics(net, train, count)
+    """Return test images, after the statistics of batch normalization are taken from the first training images."""
+    index = torch.arange(min(count, len(train.y)))
+    update_bn([train.batch(part)[0] for part in torch.split(index, CHUNK)], net)
     return batches()
 
 
 def held_out(test: Patched) -> Iterator[Batch]:
-    for index in torch.arange(len(test.y)).split(CHUNK):  # type: ignore[no-untyped-call]
+    for index in torch.split(torch.arange(len(test.y)), CHUNK):
         yield test.batch(index)
-
-
-def fit_statistics(net: nn.Module, train: Patched, count: int) -> None:
-    """Take the statistics of all batch normalization from the first `count` training images."""
-    index = torch.arange(min(count, len(train.y))).split(CHUNK)  # type: ignore[no-untyped-call]
-    update_bn([train.batch(part)[0] for part in index], net)
 
 
 def result(config: PatchesConfig, outcome: Outcome[Method]) -> Result:
@@ -141,8 +131,9 @@ def result(config: PatchesConfig, outcome: Outcome[Method]) -> Result:
     return late | {f"{name} per evaluation": curve for name, curve in curves.items()} | {"epoch": epochs}
 
 
-def _as_good(one: str, other: str, name: str, by: float) -> Claim:
-    return Claim(f"{name}: {one} no worse than {other} by more than {by:g} point", gain(one, other, name), above=-by)
+def _claim(name: str, one: str, other: str, by: int = 0) -> Claim:
+    text = f"no worse than {other} by more than {by} point" if by else f"better than {other}"
+    return Claim(f"{name}: {one} {text}", gain(one, other, name), above=-by)
 
 
 NOTE = (
@@ -157,30 +148,22 @@ NOTE = (
 
 
 def _section(preset: str, presets: frozenset[str]) -> Section:
-    """Figure 2 with the methods of a preset."""
+    """Return figure 2 with the methods of a preset."""
     methods = PRESETS[preset].methods
     return Section(
-        "Figure 2",
-        "Two learning rates at once on patch-augmented CIFAR-10",
-        "%",
-        1,
+        "Figure 2", "Two learning rates at once on patch-augmented CIFAR-10", "%", 1,
         rows=tuple(Row(f"{name}: {method}", metric(method, name)) for name in SETS for method in methods),
         claims=(
-            Claim(f"patch only: {SMALL} better than {LARGE}", gain(SMALL, LARGE, "patch only")),
-            Claim(f"clean: {LARGE} better than {SMALL}", gain(LARGE, SMALL, "clean")),
-            Claim(f"patch only: {MERGED} better than {LARGE}", gain(MERGED, LARGE, "patch only")),
-            Claim(f"clean: {MERGED} better than {SMALL}", gain(MERGED, SMALL, "clean")),
-            _as_good(MERGED, SMALL, "patch only", by=1),
-            _as_good(MERGED, LARGE, "clean", by=1),
+            _claim("patch only", SMALL, LARGE), _claim("clean", LARGE, SMALL),
+            _claim("patch only", MERGED, LARGE), _claim("clean", MERGED, SMALL),
+            _claim("patch only", MERGED, SMALL, by=1), _claim("clean", MERGED, LARGE, by=1),
         ),
         plots=tuple(
             Curves({m: m for m in methods}, f"{name} per evaluation", "epoch", f"test accuracy, {name} [%]", x="epoch")
             for name in SETS
         ),
-        full=frozenset({"paper"}),
-        presets=presets,
-        note=NOTE,
-    )
+        full=frozenset({"paper"}), presets=presets, note=NOTE,
+    )  # fmt: skip
 
 
 SECTIONS = (_section("cpu", frozenset({"cpu"})), _section("paper", frozenset({"smoke", "gpu", "paper"})))

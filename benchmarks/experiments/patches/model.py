@@ -53,14 +53,8 @@ def wide_resnet(depth: int, width: int) -> nn.Sequential:
             after = STEM * width * 2**stage
             layers.append(Block(channels, after, 2 if stage and not number else 1))
             channels = after
-    head = (
-        nn.BatchNorm2d(channels),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(channels, len(CLASSES)),
-    )
-    net = nn.Sequential(*layers, *head)
+    layers += [nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    net = nn.Sequential(*layers, nn.Linear(channels, len(CLASSES)))
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -70,12 +64,7 @@ def wide_resnet(depth: int, width: int) -> nn.Sequential:
 class Copies(nn.Module):
     """Two copies of a network, merged every k steps; `net` is the fast one, and after every k-th step the merged one.
 
-    In training mode the output is that of each copy that takes a gradient at this step.
-
-    Args:
-        net: The network; its copy is made here.
-        k: Steps from merge to merge.
-        period: Steps from one gradient of the slow copy to the next.
+    The slow one takes a gradient every `period` steps; in training mode the output is that of each copy that takes one.
     """
 
     def __init__(self, net: nn.Module, k: int, period: int) -> None:

@@ -49,7 +49,7 @@ def penn_treebank(
     Raises:
         UserError: If files are missing, or have other numbers of lines, tokens or words than Penn Treebank.
     """
-    root = locate("Penn Treebank", FILES, folder, _download)
+    root = locate("Penn Treebank", FILES, folder, None)
     parts = {part: _read(root / file, part) for part, file in zip(PARTS, FILES, strict=True)}
     if len(found := set(parts["train"])) != WORDS:
         raise UserError(f"{root / FILES[0]}: must have {WORDS:,} different words, got {len(found):,}.")
@@ -81,14 +81,3 @@ def _numbers(text: Iterable[str], words: int | None) -> dict[str, int]:
     count = Counter(text)
     frequent = sorted(count.keys() - {END, UNKNOWN}, key=lambda word: (-count[word], word))
     return {word: number for number, word in enumerate([END, UNKNOWN, *frequent][:words])}
-
-
-def _download(root: Path) -> None:
-    """The three files by torchtext, where it can be imported (its last release cannot beside recent torch)."""
-    from torchtext.datasets import PennTreebank
-
-    for part, file in zip(PARTS, FILES, strict=True):
-        lines = PennTreebank(root=str(root), split=part)
-        path = root / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line.strip()}\n" for line in lines), encoding="utf-8")

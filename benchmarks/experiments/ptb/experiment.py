@@ -5,7 +5,7 @@ dropout, which are searched on the validation text with one seed that the compar
 epochs. `cpu` trains on a tenth of the text, with fewer words and smaller batches, until SGD has passed its minimum.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,57 +13,45 @@ import torch
 from torch import Tensor
 
 import mrreg
-from benchmarks.core.comparison import Comparison, Job, Outcome
-from benchmarks.core.records import Result
+from benchmarks.core import stats
+from benchmarks.core.comparison import Comparison, Job, Outcome, Search, each_epoch
+from benchmarks.core.records import Record, Result
+from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, gain, rows
 from benchmarks.core.study import Study
+from benchmarks.core.study_sections import searched
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.experiments.ptb.data import TOKENS, penn_treebank
-from benchmarks.experiments.ptb.methods import (
-    FIGURE,
-    LENGTH,
-    LR,
-    METHODS,
-    MINIMUM,
-    TABLES,
-    WITHOUT_MOMENTUM,
-    Method,
-    network,
-    search,
-)
-from benchmarks.experiments.ptb.report import SECTIONS
+from benchmarks.experiments.ptb.model import LENGTH, LR, Method, network
 
+MINIMUM = "minimum validation loss"
 HELD_OUT_ROWS = 50  # of a batch of held-out text; every 35 words are read on their own, so this changes speed only
+
+SEARCHED = {"dropout": Method("dropout"), "masks": Method("masks"), "unit masks": Method("unit masks")}
+COMPARED = {"SGD": Method(), **SEARCHED}
+FIGURE = ("SGD", "dropout", "masks")
+K = {"masks, k = 3": Method("masks", k=3), "masks, k = 10": Method("masks", k=10)}
+H_S = {f"masks, h_S = {h:g}": Method("masks", boost=round(h / LR, 6)) for h in (0.2, 0.3, 0.8)}  # 0.5 is k = 5
+TABLES = K | H_S
+WITHOUT_MOMENTUM = {f"{name}, momentum 0": Method(COMPARED[name].kind, momentum=0.0) for name in FIGURE}
+METHODS = COMPARED | TABLES | WITHOUT_MOMENTUM
 
 
 @dataclass(frozen=True)
 class PtbConfig:
-    """The text, the length of trainings, and the p that are tried; None is all of the text or words.
+    """The text, the length of trainings, and the p that are tried; None is all of the text or words."""
 
-    Args:
-        seeds: Of the comparison; the search has one of its own.
-        epochs: At most so many.
-        p: What is tried for each of dropout, masks and unit masks.
-        patience: Training ends after so many epochs without a new minimum of the validation loss; None never does.
-        batch: Rows of a batch of 35 words each.
-        tokens: Of the training text.
-        words: How many different ones; the others are `<unk>`.
-        held_out: Tokens of the validation and of the test text.
-        width: Of the model.
-        without_momentum: Make the figure with momentum 0 too; else SGD alone, with one seed.
-        bfloat16: Multiply matrices in bfloat16.
-    """
-
-    seeds: int
-    epochs: int
-    p: tuple[float, ...]
+    seeds: int  # of the comparison; the search has one of its own
+    epochs: int  # at most so many
+    p: tuple[float, ...]  # what is tried for each of dropout, masks and unit masks
+    # training ends after so many epochs without a new minimum of the validation loss; None never does
     patience: int | None = None
-    batch: int = 128
-    tokens: int | None = None
-    words: int | None = None
-    held_out: int | None = None
-    width: int = 200
-    without_momentum: bool = False
-    bfloat16: bool = False
+    batch: int = 128  # rows of a batch of 35 words each
+    tokens: int | None = None  # of the training text
+    words: int | None = None  # how many different ones; the others are `<unk>`
+    held_out: int | None = None  # tokens of the validation and of the test text
+    width: int = 200  # of the model
+    without_momentum: bool = False  # make the figure with momentum 0 too; else SGD alone, with one seed
+    bfloat16: bool = False  # multiply matrices in bfloat16
 
 
 PRESETS = {
@@ -78,12 +66,11 @@ def comparisons(config: PtbConfig) -> list[Comparison[Method]]:
     """Return search and figure, SGD with momentum 0, tables, unit masks, all with momentum 0."""
     length = (config.tokens or TOKENS["train"]) // config.batch  # of a row
     epoch = -(-(length - 1) // LENGTH)
-    budgets = tuple(epoch * done for done in range(1, config.epochs + 1))
 
-    def compared(names: Iterable[str], *searched: str, seeds: int = config.seeds) -> Comparison[Method]:
+    def compared(names: Iterable[str], *tuned: str, seeds: int = config.seeds) -> Comparison[Method]:
         return Comparison(
-            {name: METHODS[name] for name in names}, seeds, budgets, search=search(config.p, *searched),
-            splits=("validation", "test", "train"), patience=config.patience,
+            {name: METHODS[name] for name in names}, seeds, each_epoch(epoch, config.epochs),
+            search=search(config.p, *tuned), splits=("validation", "test", "train"), patience=config.patience,
         )  # fmt: skip
 
     return [
@@ -141,5 +128,137 @@ def result(config: PtbConfig, outcome: Outcome[Method]) -> Result:
     }
 
 
+def search(p: Sequence[float], *names: str) -> Search:
+    """Return the search for the p of some methods; all others take what it has found for their kind."""
+    return Search(
+        {name: [{"p": each} for each in p] for name in names},
+        {name: method.kind for name, method in METHODS.items()},
+        lambda name, options: f"search: {name}, p = {options['p']:g}",
+        score=lambda result: -float(result[MINIMUM]),
+    )
+
+
+TEST = "test loss at the minimum"
+SMALL = frozenset({"smoke", "cpu"})
+WHOLE = frozenset({"gpu", "paper"})
+
+BY_K = {"masks, k = 3": Paper(4.870), "masks": Paper(4.825), "masks, k = 10": Paper(4.838)}
+BY_H_S = {
+    "masks, h_S = 0.2": Paper(4.824), "masks, h_S = 0.3": Paper(4.823), "masks": BY_K["masks"],
+    "masks, h_S = 0.8": Paper(4.831),
+}  # fmt: skip
+SPREAD = 0.3  # what the paper gives as the spread of each number over 10 runs
+
+NOTE = (
+    "The model of PyTorch's word-level transformer tutorial, sequences of 35 words, h = 0.1. Momentum is the paper's "
+    '0.9 "unless indicated otherwise". The paper does not give the p of masks and dropout: both are searched on the '
+    "validation text, with as many trials and one seed that the comparison does not use. Masks are on every weight "
+    "matrix of the encoder layers, entry by entry, k = 5, not rescaled. The loss is the minimum over epochs of the "
+    "validation loss in nats a word; test loss is that of the same epoch."
+)
+SMALLER = (
+    " Here: the first tenth of the training text with its 1,000 most frequent words (all others are <unk>, which saves "
+    "most of the decoder's time; it makes losses lower, so that they cannot be compared with the paper's), the first "
+    "third of the held-out texts, batches of 20 sequences (with 128, a tenth of the text would be 20 steps an epoch). "
+    "A run ends after two epochs without a new minimum."
+)
+SHORT = " `gpu` ends before the minimum of the whole text is reached; `paper` goes on for up to 100 epochs."
+
+
+def less(method: str, than: str, name: str = MINIMUM) -> Claim:
+    """The claim that a method has the lower loss."""
+    return Claim(f"{_label(method)}: lower loss than {_label(than)}.", gain(than, method, name))
+
+
+def _label(method: str) -> str:
+    return "masks, k = 5" if method == "masks" else method
+
+
+def _figure(presets: frozenset[str], tolerance: float | None, note: str) -> Section:
+    return Section(
+        "Figure 9", "Masks, dropout and SGD on Penn Treebank: minimum validation loss", digits=3,
+        rows=rows(FIGURE, MINIMUM, BY_K, _label),
+        claims=(less("masks", "SGD"), less("masks", "dropout")),
+        plots=(
+            Curves({_label(each): each for each in COMPARED}, "validation loss per epoch", "epoch", "validation loss"),
+            Bars("minimum validation loss"),
+        ),
+        tolerance=tolerance, better="lower", full=frozenset({"paper"}), smaller="a tenth of the text",
+        needs="" if presets == SMALL else "a GPU", presets=presets, note=note, facts=facts,
+    )  # fmt: skip
+
+
+def _tables(presets: frozenset[str], tolerance: float | None, note: str) -> tuple[Section, ...]:
+    make = partial(
+        Section, "Table A6", digits=3, tolerance=tolerance, better="lower", full=frozenset({"paper"}),
+        smaller="a tenth of the text", needs="" if presets == SMALL else "a GPU", presets=presets, note=note,
+        plots=(Bars("minimum validation loss"),),
+    )  # fmt: skip
+    return (
+        make("Masks on Penn Treebank: effect of k, with h_S = k h_F", rows=rows(BY_K, MINIMUM, BY_K, _label),
+             claims=(less("masks", "masks, k = 3"), less("masks", "masks, k = 10"))),
+        make("Masks on Penn Treebank: effect of the slow step size h_S at k = 5",
+             rows=rows(BY_H_S, MINIMUM, BY_H_S, lambda each: f"h_S = {each.partition('h_S = ')[2] or 0.5}")),
+    )  # fmt: skip
+
+
+def _on_test_text(title: str, ours: str, note: str) -> Section:
+    return Section(
+        "", title, digits=3,
+        rows=rows(("SGD", "dropout", ours), TEST, label=_label),
+        claims=(less(ours, "SGD", TEST), less(ours, "dropout", TEST)),
+        plots=(Bars("test loss"),),
+        note="The test text is seen by nobody's choices: p and epoch are chosen on the validation text. " + note,
+    )  # fmt: skip
+
+
+UNSEEN = _on_test_text(
+    "Penn Treebank: test loss at the epoch of the minimum", "masks", "The same runs as in figure 9."
+)  # fmt: skip
+UNITS = _on_test_text(
+    "Penn Treebank: masks by unit", "unit masks",
+    "Unit masks are what swap_dropout makes of the dropout in the encoder layers (whole units, rescaled); dropout on "
+    "attention probabilities, which has no weights, stays as it is. Otherwise as in figure 9.",
+)  # fmt: skip
+
+PLAIN = Section(
+    "Figure 9", "The same with momentum 0", digits=3,
+    rows=rows(WITHOUT_MOMENTUM, MINIMUM),
+    claims=tuple(less("masks, momentum 0", f"{than}, momentum 0") for than in ("SGD", "dropout")),
+    plots=(Curves({each: each for each in WITHOUT_MOMENTUM}, "validation loss per epoch", "epoch", "validation loss"),),
+    full=frozenset({"paper"}), presets=frozenset({"paper"}), needs="a GPU", note=NOTE + " p is that of momentum 0.9.",
+)  # fmt: skip
+
+
+def facts(record: Record) -> Sequence[str]:
+    """Return what the search found, when each method was best, the two momenta, and the differences of methods."""
+    said = searched(record, search(record.config["p"], *SEARCHED), SEARCHED, digits=3, sign=-1)
+    curves = {name: record.curves(name, "validation loss per epoch") for name in ("SGD", "SGD, momentum 0")}
+    said += [_course(name, curve[0]) for name, curve in curves.items() if 0 in curve]
+    epochs = {name: stats.summarize(record.numbers(name, "epoch of the minimum").values()) for name in COMPARED}
+    when = [f"{_label(name)} {each.mean:.1f}" for name, each in epochs.items() if each.n]
+    said += [f"Epoch of the minimum, mean over seeds: {', '.join(when)}."] if when else []
+    pairs = (("dropout", "SGD"), ("unit masks", "SGD"), ("unit masks", "dropout"))
+    differences = {pair: gain(*pair, MINIMUM)(record) for pair in pairs}
+    return said + [stats.sentence(*pair, each, "nats", digits=3) for pair, each in differences.items() if len(each) > 1]
+
+
+def _course(name: str, curve: list[float]) -> str:
+    """Return the place of a run's minimum, and whether it went on for long enough to have passed it."""
+    label = name if "momentum" in name else f"{name}, momentum 0.9"
+    place = curve.index(min(curve)) + 1
+    end = "still falling" if place == len(curve) else f"then up to {curve[-1]:.3f}"
+    return f"{label}, seed 0: minimum {min(curve):.3f} after {place} of {len(curve)} epochs, {end}."
+
+
+SECTIONS = (
+    _figure(SMALL, None, NOTE + SMALLER),
+    _figure(WHOLE, SPREAD, NOTE + SHORT),
+    PLAIN,
+    *_tables(SMALL, None, NOTE + SMALLER),
+    *_tables(WHOLE, SPREAD, NOTE + SHORT),
+    UNSEEN,
+    UNITS,
+)
 STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, result=result, data="Penn Treebank")
 BENCHMARK = STUDY.benchmark(SECTIONS)

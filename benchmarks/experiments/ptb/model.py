@@ -1,9 +1,16 @@
-"""The word-level language model of PyTorch's own transformer tutorial."""
+"""The word-level language model of PyTorch's own transformer tutorial, and the methods that regularize it."""
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+
+import mrreg
+
+LR = 0.1  # the paper's h and h_F
+LAYERS, LENGTH = 2, 35
 
 
 class LanguageModel(nn.Module):
@@ -55,3 +62,28 @@ def sinusoids(length: int, width: int) -> Tensor:
     rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     angle = torch.arange(length)[:, None] * rate
     return torch.stack([angle.sin(), angle.cos()], 2).flatten(1)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to regularize the encoder layers."""
+
+    # "masks" on every weight matrix of the encoder layers, entry by entry; "unit masks" are what `mrreg.swap_dropout`
+    # makes of these layers' dropout, rescaled as dropout is
+    kind: Literal["SGD", "dropout", "masks", "unit masks"] = "SGD"
+    p: float = 0.0  # probability of being dropped, or of being slow
+    k: int = 5  # steps of a cycle of masks
+    boost: float | None = None  # h_S / h_F; None is k
+    momentum: float = 0.9  # of SGD
+
+
+def network(method: Method, words: int, width: int = 200) -> nn.Module:
+    """Return the model, with dropout or masks in its encoder layers."""
+    dropout = method.p if method.kind in ("dropout", "unit masks") else 0.0
+    model: nn.Module = LanguageModel(words, width, layers=LAYERS, length=LENGTH, dropout=dropout)
+    if method.kind == "unit masks":
+        return mrreg.swap_dropout(model, method.k, rescale=True, boost=method.boost)[0]
+    if method.kind == "masks":
+        patterns = {f"encoder.layers.{layer}": method.p for layer in range(LAYERS)}
+        return mrreg.mask(model, patterns, method.k, boost=method.boost)
+    return model

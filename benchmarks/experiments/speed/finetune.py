@@ -11,34 +11,85 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torchvision.models import resnet34, resnet50
 
 import mrreg
+from benchmarks.core import stats
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values, above, metric
-from benchmarks.core.timing import interleaved
-from benchmarks.experiments.speed.finetune_networks import CLASSES, NETWORKS, Case
+from benchmarks.experiments.speed.common import LR, SpeedConfig, in_turns, runs
 
-LR = 1e-6  # so small that many steps on one batch leave ordinary numbers ordinary
 MOMENTUM = 0.9
 KS = (2, 5, 10)
 HAND = 0.97  # of the hand-written loop's speed, at least
 WITHIN = 0.1  # of the measured speed-up, the prediction
 TARGET = 2.0  # ResNet-34, float32, k = 5
+CLASSES = 10
 
 
 @dataclass(frozen=True)
-class SpeedConfig:
-    """The cases that are timed; `seeds` is the number of repeats, `hand` the k of the hand-written loop."""
+class Case:
+    """A network, its batch, and the precision of its forward."""
 
-    seeds: int
-    cases: tuple[Case, ...]
+    network: str
+    batch: int  # examples a step
+    size: int  # pixels along a side, or tokens
+    precision: str = "fp32"  # or "bf16" for autocast
+    target: float | None = None  # the speed-up at k = 5 that the library promises; None promises nothing
+
+    @property
+    def name(self) -> str:
+        return f"{self.network}, {self.precision}, batch {self.batch}, size {self.size}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network: its constructor, the modules of its head, and a batch of its inputs."""
+
+    build: Callable[[], nn.Module]
+    head: tuple[str, ...]
+    batch: Callable[[Case], Tensor]
+
+
+def _resnet(build: Callable[..., nn.Module]) -> nn.Module:
+    return build(num_classes=CLASSES).to(memory_format=torch.channels_last)
+
+
+def _images(case: Case) -> Tensor:
+    return torch.randn(case.batch, 3, case.size, case.size).contiguous(memory_format=torch.channels_last)
+
+
+def _encoder(**sizes: Any) -> nn.Module:
+    """An encoder for classification as transformers builds it; its default sizes are DistilBERT's."""
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    return DistilBertForSequenceClassification(DistilBertConfig(**{"num_labels": CLASSES} | sizes))
+
+
+def _tokens(case: Case) -> Tensor:
+    return torch.randint(64, (case.batch, case.size))
+
+
+HEAD = ("pre_classifier", "classifier")
+SMALL = {"n_layers": 2, "dim": 16, "hidden_dim": 32, "n_heads": 2, "vocab_size": 64}
+NETWORKS = {
+    "ResNet-34": Network(partial(_resnet, resnet34), ("fc",), _images),
+    "ResNet-50": Network(partial(_resnet, resnet50), ("fc",), _images),
+    "DistilBERT-sized encoder": Network(_encoder, HEAD, _tokens),
+    "tiny encoder": Network(partial(_encoder, **SMALL), HEAD, _tokens),
+}
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(SpeedConfig):
+    """The cases that are timed; `hand` is the k of the hand-written loop."""
+
     hand: tuple[int, ...] = KS
 
 
@@ -54,9 +105,9 @@ GPU = tuple(
     for precision in ("fp32", "bf16")
 )
 PRESETS = {
-    "smoke": SpeedConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16")), hand=(5,)),
-    "cpu": SpeedConfig(5, CPU, hand=(5,)),
-    "gpu": SpeedConfig(21, GPU),
+    "smoke": FinetuneConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16")), hand=(5,)),
+    "cpu": FinetuneConfig(5, CPU, hand=(5,)),
+    "gpu": FinetuneConfig(21, GPU),
 }
 
 
@@ -139,7 +190,7 @@ def by_hand(task: Task, k: int) -> Callable[[], None]:
     return cycle
 
 
-def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+def execute(config: FinetuneConfig, run: Run, context: Context) -> list[Result]:
     """Predict, then measure, everything in turns."""
     case: Case = run.options
     origin = task(case, context.device)
@@ -148,7 +199,7 @@ def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
     calls = {"full": full(origin.copy())}
     calls |= {f"ours {k}": multirate(origin.copy(), k) for k in KS}
     calls |= {f"hand {k}": by_hand(origin.copy(), k) for k in config.hand}
-    timed = interleaved(calls, len(run.seeds), context.device, warmup=1)
+    timed = in_turns(calls, run, context, warmup=1)
     return [
         _result(report, {name: values[i] for name, values in timed.items()}, config.hand) for i in range(len(run.seeds))
     ]
@@ -166,10 +217,6 @@ def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, 
     return result | {f"MiB {name}": size / 2**20 for name, size in report["bytes"].items()}
 
 
-def runs(config: SpeedConfig) -> list[Run]:
-    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
-
-
 def _near(case: Case, k: int) -> Values:
     """Return how much of the 10 % is left."""
 
@@ -181,34 +228,34 @@ def _near(case: Case, k: int) -> Values:
 
 
 def _rows(case: Case) -> list[Row]:
-    named = [(f"k = {k}: times faster than full", f"speed-up k={k}") for k in KS]
-    named += [(f"k = {k}: as the audit predicts", f"predicted k={k}") for k in KS]
-    return [Row(f"{case.name}, {label}", metric(case.name, name)) for label, name in named]
+    named = {"times faster than full": "speed-up", "as the audit predicts": "predicted"}
+    return [
+        Row(f"{case.name}, k = {k}: {label}", metric(case.name, f"{name} k={k}"))
+        for label, name in named.items()
+        for k in KS
+    ]
 
 
 def _claims(case: Case, hand: tuple[int, ...]) -> list[Claim]:
-    said = [
-        Claim(f"{case.name}, k = {k}: at least {HAND} of a hand-written loop's speed",
-              above(case.name, f"against hand k={k}", HAND))
-        for k in hand
-    ]  # fmt: skip
-    said += [Claim(f"{case.name}, k = {k}: predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
-    if case.target is not None:
-        text = f"{case.name}, k = 5: at least {case.target} times as fast as full fine-tuning"
-        said.insert(0, Claim(text, above(case.name, "speed-up k=5", case.target)))
-    return said
+    def claim(k: int, text: str, values: Values) -> Claim:
+        return Claim(f"{case.name}, k = {k}: {text}", values)
+
+    by_hand = f"at least {HAND} of a hand-written loop's speed"
+    said = [claim(k, by_hand, above(case.name, f"against hand k={k}", HAND)) for k in hand]
+    said += [claim(k, f"predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
+    if case.target is None:
+        return said
+    promise = f"at least {case.target} times as fast as full fine-tuning"
+    return [claim(5, promise, above(case.name, "speed-up k=5", case.target)), *said]
 
 
 def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> list[str]:
-    """The speed against the loop by hand, and the memory of both kinds of step."""
+    """Return the speed against the loop by hand, and the memory of both kinds of step."""
     said = []
     for case in cases:
         for k in hand:
             if ratios := list(record.numbers(case.name, f"against hand k={k}").values()):
-                said.append(
-                    f"{case.name}, k = {k}: {median(ratios):.3f} of the hand-written loop's speed "
-                    f"({min(ratios):.3f} to {max(ratios):.3f})"
-                )
+                said.append(f"{case.name}, k = {k}, over the hand-written loop's speed: {stats.spread(ratios, 3)}")
         sizes = [list(record.numbers(case.name, f"MiB {kind}").values())[:1] for kind in ("full", "fast")]
         if all(sizes):
             said.append(f"{case.name}: a full step needs {sizes[0][0]:,.1f} MiB, a fast step {sizes[1][0]:,.1f} MiB")
@@ -218,16 +265,12 @@ def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> li
 def _section(preset: str, note: str) -> Section:
     config = PRESETS[preset]
     return Section(
-        "",
-        f"Fine-tuning with a fast head against full fine-tuning, {preset.upper()}",
-        center="median",
+        "", f"Fine-tuning with a fast head against full fine-tuning, {preset.upper()}", center="median",
         rows=tuple(row for case in config.cases for row in _rows(case)),
         claims=tuple(claim for case in config.cases for claim in _claims(case, config.hand)),
-        full=frozenset({preset}),
-        presets=frozenset({preset}),
-        note=note,
+        full=frozenset({preset}), presets=frozenset({preset}), note=note,
         facts=partial(_facts, config.cases, config.hand),
-    )
+    )  # fmt: skip
 
 
 SECTIONS = (

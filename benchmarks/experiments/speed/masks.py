@@ -1,11 +1,6 @@
-"""Seconds of training with masks against the same network without them, nn.Dropout beside them.
+"""Seconds of training with masks against the same network without them, nn.Dropout beside them."""
 
-A timed call is one or more whole cycles: k - 1 masked steps and the joint step, each with forward, backward, optimizer
-step and zero_grad. Every repeat times plain, masked and dropout one after the other in one process and gives one ratio
-of each; the report shows their median, smallest and largest.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,55 +10,29 @@ from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core import stats
-from benchmarks.core.records import Record, Result
-from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Claim, Row, Section, Values, below, metric
-from benchmarks.core.timing import interleaved
+from benchmarks.core.records import Record
+from benchmarks.core.runner import Benchmark
+from benchmarks.core.sections import Claim, Section, Values
+from benchmarks.experiments.speed.common import Call, SpeedConfig, at_most, beside_dropout, runs, section, training
 
 K = 5
-LR = 1e-6  # so small that thousands of steps on one batch leave ordinary numbers ordinary
 SEQUENCE = 35  # words, as in language models on Penn Treebank
-WAYS = ("plain", "masked", "dropout")
-
-Optimizers = Mapping[str, Callable[..., torch.optim.Optimizer]]
-OPTIMIZERS: Optimizers = {
-    "SGD": partial(torch.optim.SGD, lr=LR),
-    "SGD with momentum": partial(torch.optim.SGD, lr=LR, momentum=0.9),
-    "AdamW": partial(torch.optim.AdamW, lr=LR),
-}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, how it is trained, and the ratio to plain training that the library promises not to exceed.
-
-    Args:
-        network: One of `NETWORKS`.
-        batch: Examples a step (for "encoder": sequences).
-        target: Seconds with masks over seconds without, at most; None promises nothing.
-        optimizer: One of `OPTIMIZERS`.
-        compiled: Run all of them under torch.compile.
-        cycles: How many cycles are timed at once.
-    """
+    """A network, how it is trained, and the ratio to plain training that the library promises not to exceed."""
 
     network: str
-    batch: int
-    target: float | None
+    batch: int  # examples a step, or sequences
+    target: float | None  # None promises nothing
     optimizer: str = "SGD"
-    compiled: bool = False
-    cycles: int = 1
+    compiled: bool = False  # run all of them under torch.compile
+    cycles: int = 1  # timed at once
 
     @property
     def name(self) -> str:
         return f"{self.network}, batch {self.batch}, {self.optimizer}{', compiled' if self.compiled else ''}"
-
-
-@dataclass(frozen=True)
-class SpeedConfig:
-    """The cases that are timed; `seeds` is the number of repeats."""
-
-    seeds: int
-    cases: tuple[Case, ...]
 
 
 def classifier(way: str, widths: tuple[int, int, int] = (784, 800, 10)) -> nn.Module:
@@ -150,114 +119,50 @@ SMOKE = (
 PRESETS = {"smoke": SpeedConfig(2, SMOKE), "cpu": SpeedConfig(25, WEIGHTS + COMPACT), "gpu": SpeedConfig(21, GPU)}
 
 
-def trainer(case: Case, way: str, features: Tensor) -> Callable[[], None]:
-    """A call that trains for the cycles of a case."""
+def trainer(case: Case, way: str, features: Tensor) -> Call:
+    """Return a call that trains for the cycles of a case."""
     torch.manual_seed(0)
-    model = NETWORKS[case.network].build(way).to(features.device)
-    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    if way == "masked":
-        mrreg.attach(optimizer, model)
-    backend = NETWORKS[case.network].backend
-    forward = torch.compile(model, backend=backend) if case.compiled else model
-
-    def call() -> None:
-        for _ in range(K * case.cycles):
-            forward(features).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return call
+    network = NETWORKS[case.network]
+    model = network.build(way).to(features.device)
+    backend = network.backend if case.compiled else None
+    return training(model, case.optimizer, features, K * case.cycles, driven=way == "masked", backend=backend)
 
 
-def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
-    case: Case = run.options
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    features = torch.randn(case.batch, *NETWORKS[case.network].example, device=context.device)
-    timed = interleaved({way: trainer(case, way, features) for way in WAYS}, len(run.seeds), context.device, warmup=2)
-    return [
-        {
-            "masked": masked / plain,
-            "dropout": dropout / plain,
-            "target": case.target,
-            "seconds per cycle": {"plain": plain / case.cycles, "masked": masked / case.cycles,
-                                  "dropout": dropout / case.cycles},
-        }
-        for plain, masked, dropout in zip(*(timed[way] for way in WAYS), strict=True)
-    ]  # fmt: skip
-
-
-def runs(config: SpeedConfig) -> list[Run]:
-    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
+def inputs(case: Case) -> Tensor:
+    """Return the batch of a case."""
+    return torch.randn(case.batch, *NETWORKS[case.network].example)
 
 
 def _below_dropout(case: Case) -> Values:
     def values(record: Record) -> list[float]:
-        masked, dropout = record.numbers(case.name, "masked"), record.numbers(case.name, "dropout")
-        return [dropout[seed] - masked[seed] for seed in masked]
+        return stats.paired(record.numbers(case.name, "dropout"), record.numbers(case.name, "masked"))
 
     return values
 
 
-def _medians(cases: tuple[Case, ...], record: Record) -> list[str]:
-    """Each ratio as one reads timings: median, smallest and largest."""
-    said = []
-    for case in cases:
-        masked, dropout = (list(record.numbers(case.name, way).values()) for way in ("masked", "dropout"))
-        if masked:
-            wanted = f", wanted {case.target}" if case.target else ""
-            said.append(f"{case.name}: {stats.spread(masked)}{wanted}; nn.Dropout {stats.spread(dropout)}")
-    return said
-
-
 def _section(title: str, cases: tuple[Case, ...], preset: str, note: str) -> Section:
-    ways = {"masked": "masks", "dropout": "nn.Dropout"}
-    claims = [
-        *(
-            Claim(f"{case.name}: at most {case.target}", below(case.name, "masked", case.target))
-            for case in cases
-            if case.target
-        ),
-        *(
-            Claim(f"{case.name}: masks cost less than nn.Dropout", _below_dropout(case))
-            for case in cases
-            if case.target and case.optimizer == "SGD"
-        ),
+    claims = [claim for case in cases for claim in at_most(case, "masked")] + [
+        Claim(f"{case.name}: masks cost less than nn.Dropout", _below_dropout(case))
+        for case in cases
+        if case.target and case.optimizer == "SGD"
     ]
-    return Section(
-        "",
-        title,
-        center="median",
-        rows=tuple(
-            Row(f"{case.name}: {label}", metric(case.name, way)) for case in cases for way, label in ways.items()
-        ),
-        claims=tuple(claims),
-        full=frozenset({preset}),
-        presets=frozenset({preset}),
-        note=note,
-        facts=partial(_medians, cases),
-    )
+    return section(title, cases, [preset], {"masked": "masks", "dropout": "nn.Dropout"}, claims, note)
 
 
 SECTIONS = (
     _section(
-        f"Seconds of training with weight masks (k = {K}) over plain training, CPU",
-        WEIGHTS,
-        "cpu",
+        f"Seconds of training with weight masks (k = {K}) over plain training, CPU", WEIGHTS, "cpu",
         "Weight masks compute everything and cost a little; below 1 would be faster than plain.",
     ),
     _section(
         f"Seconds of training with compact masks (k = {K}, half of the hidden units) over plain training, CPU",
-        COMPACT,
-        "cpu",
+        COMPACT, "cpu",
         "Masks of whole units leave the dropped units out of the computation; below 1 they are faster than plain.",
     ),
     _section(
-        f"Seconds of training with masks (k = {K}) over plain training, GPU",
-        GPU,
-        "gpu",
+        f"Seconds of training with masks (k = {K}) over plain training, GPU", GPU, "gpu",
         "Nothing is promised here; the networks named hidden have compact masks, the others weight masks.",
     ),
-)
+)  # fmt: skip
 
-BENCHMARK = Benchmark("speed masks", PRESETS, runs, execute, SECTIONS)
+BENCHMARK = Benchmark("speed masks", PRESETS, runs, beside_dropout(("masked",), inputs, trainer), SECTIONS)

@@ -12,16 +12,13 @@ import torch
 from torch import nn
 
 import mrreg
-from benchmarks.core import stats
-from benchmarks.core.records import Record, Result
+from benchmarks.core.records import Result
 from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Claim, Row, Section, below, metric
 from benchmarks.core.timing import interleaved
+from benchmarks.experiments.speed.common import LR, SpeedConfig, at_most, runs, section
 
 K = 5
 SMALL = 1_000  # entries; fewer are small tensors
-FULL = frozenset({"cpu", "gpu"})
-LR = 1e-6  # so small that thousands of steps along one gradient leave ordinary numbers ordinary
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,9 @@ class Case:
 
 
 @dataclass(frozen=True)
-class SpeedConfig:
-    """The cases that are timed; `seeds` is the number of repeats, each of so many cycles of small or large tensors."""
+class OptimizerConfig(SpeedConfig):
+    """The cases that are timed; every repeat is of so many cycles of small or large tensors."""
 
-    seeds: int
-    cases: tuple[Case, ...]
     small: int
     large: int
 
@@ -58,9 +53,9 @@ def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
 
 
 PRESETS = {
-    "smoke": SpeedConfig(seeds=2, cases=cases([10], 2_000), small=3, large=1),
-    "cpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=3),
-    "gpu": SpeedConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=21),
+    "smoke": OptimizerConfig(seeds=2, cases=cases([10], 2_000), small=3, large=1),
+    "cpu": OptimizerConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=3),
+    "gpu": OptimizerConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=21),
 }
 
 
@@ -72,7 +67,7 @@ def parameters(case: Case, device: torch.device) -> list[nn.Parameter]:
     return made
 
 
-def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
+def execute(config: OptimizerConfig, run: Run, context: Context) -> list[Result]:
     """Time one case step by step in turn: a busy machine then disturbs few of the numbers behind each median."""
     case: Case = run.options
     torch.manual_seed(0)
@@ -80,9 +75,8 @@ def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
     multirate = mrreg.MultirateSGD(ours, lr=LR, k=K, fast=ours[-1:], momentum=case.momentum, foreach=True)
     sgd = torch.optim.SGD(theirs, lr=LR, momentum=case.momentum, foreach=True)
     steps = K * (config.small if case.entries < SMALL else config.large)
-    timed = interleaved(
-        {"multirate": multirate.step, "sgd": sgd.step}, len(run.seeds) * steps, context.device, warmup=2 * K
-    )
+    calls, saved = {"multirate": multirate.step, "sgd": sgd.step}, context.checkpoint("turns")
+    timed = interleaved(calls, len(run.seeds) * steps, context.device, warmup=2 * K, checkpoint=saved)
     results: list[Result] = []
     for start in range(0, len(timed["sgd"]), steps):
         one, other = (cycle(timed[name][start : start + steps]) for name in ("multirate", "sgd"))
@@ -95,29 +89,11 @@ def cycle(seconds: Sequence[float]) -> float:
     return sum(median(seconds[step::K]) for step in range(K))
 
 
-def runs(config: SpeedConfig) -> list[Run]:
-    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
-
-
-def _medians(record: Record) -> list[str]:
-    """Return each ratio and what is wanted of it."""
-    found = [(case, list(record.numbers(case.name, "ratio").values())) for case in PRESETS["cpu"].cases]
-    return [f"{case.name}: {stats.spread(ratios)}, wanted {case.target}" for case, ratios in found if ratios]
-
-
-SECTION = Section(
-    "",
+CASES = PRESETS["cpu"].cases
+SECTION = section(
     f"Seconds of {K} steps of MultirateSGD(k={K}) over those of torch.optim.SGD(foreach=True)",
-    center="median",
-    rows=tuple(Row(case.name, metric(case.name, "ratio")) for case in PRESETS["cpu"].cases),
-    claims=tuple(
-        Claim(f"{case.name}: at most {case.target}", below(case.name, "ratio", case.target))
-        for case in PRESETS["cpu"].cases
-    ),
-    full=FULL,
-    presets=FULL,
-    note="One tensor is fast, all others are slow; below 1 the multirate optimizer is the faster one.",
-    facts=_medians,
-)
+    CASES, ["cpu", "gpu"], {"ratio": ""}, [claim for case in CASES for claim in at_most(case, "ratio")],
+    "One tensor is fast, all others are slow; below 1 the multirate optimizer is the faster one.",
+)  # fmt: skip
 
 BENCHMARK = Benchmark("speed optimizer", PRESETS, runs, execute, (SECTION,))

@@ -1,69 +1,122 @@
-"""Seconds of training thin networks against the same networks whole, nn.Dropout beside them.
+"""Seconds of training thin networks against the same networks whole, nn.Dropout beside them."""
 
-A timed call is one or more whole cycles: k - 1 masked steps and the joint step, each with forward, backward, optimizer
-step and zero_grad. Every repeat times plain training, thin training with and without `resident`, and dropout one after
-the other in one process, and gives one ratio of each; the report shows their median, smallest and largest.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import mrreg
-from benchmarks.core.records import Record, Result
-from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Claim, Row, Section, Values, metric
-from benchmarks.core.timing import interleaved
-from benchmarks.experiments.speed.thin_networks import NETWORKS
+from benchmarks.core.runner import Benchmark
+from benchmarks.core.sections import Section
+from benchmarks.experiments.speed.common import Call, SpeedConfig, at_most, beside_dropout, runs, section, training
 
-LR = 1e-6  # so small that thousands of steps on one batch leave ordinary numbers ordinary
-WAYS = {"thin": "thin", "resident": "resident", "dropout": "nn.Dropout"}
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "SGD": partial(torch.optim.SGD, lr=LR),
-    "AdamW": partial(torch.optim.AdamW, lr=LR),
+VOCABULARY = 30522
+
+
+def mlp(p: float, widths: tuple[int, ...] = (784, 1000, 1000, 10)) -> nn.Module:
+    """Linear layers with ReLU, and dropout before all but the first."""
+    layers: list[nn.Module] = []
+    for place, (inputs, outputs) in enumerate(pairwise(widths)):
+        layers += [nn.ReLU(), nn.Dropout(p)] * (place > 0) + [nn.Linear(inputs, outputs)]
+    return nn.Sequential(*[layer for layer in layers if p or not isinstance(layer, nn.Dropout)])
+
+
+class EncoderBlock(nn.Module):
+    """Attention and a feed-forward half, each behind a LayerNorm and beside a residual sum."""
+
+    def __init__(self, p: float, width: int = 256, hidden: int = 1024, heads: int = 8) -> None:
+        super().__init__()
+        self.head_dim = width // heads
+        self.p = p
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, length, width) to the same shape."""
+        heads = self.qkv(self.norm1(x)).unflatten(-1, (3, -1, self.head_dim))
+        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, head_dim)
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.p if self.training else 0.0)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        hidden = F.gelu(self.up(self.norm2(x)))
+        narrow: Tensor = self.down(F.dropout(hidden, self.p, self.training) if self.p else hidden)
+        return x + narrow
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions with BatchNorm and a residual sum."""
+
+    def __init__(self, p: float, channels: int = 64) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.dropout = nn.Dropout2d(p) if p else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, channels, height, width) to the same shape."""
+        y = self.dropout(F.relu(self.norm1(self.conv1(x))))
+        return F.relu(x + self.norm2(self.conv2(y)))
+
+
+def bert(p: float) -> nn.Module:
+    """Build an encoder of four layers of width 256 with random weights."""
+    from transformers import BertConfig, BertModel
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    }
+    dropout: dict[str, Any] = {"hidden_dropout_prob": p, "attention_probs_dropout_prob": p}
+    return BertModel(BertConfig(vocab_size=VOCABULARY, **sizes, **dropout))
+
+
+@dataclass(frozen=True)
+class Network:
+    """How it is built, for a dropout probability, and its batch."""
+
+    build: Callable[[float], nn.Module]
+    inputs: Callable[[], Tensor]
+
+
+NETWORKS = {
+    "8-16-16-4": Network(partial(mlp, widths=(8, 16, 16, 4)), lambda: torch.randn(8, 8)),
+    "784-1000-1000-10, batch 128": Network(mlp, lambda: torch.randn(128, 784)),
+    "784-1000-1000-10, batch 512": Network(mlp, lambda: torch.randn(512, 784)),
+    "encoder block 256/1024": Network(EncoderBlock, lambda: torch.randn(16, 128, 256)),
+    "nn.TransformerEncoderLayer": Network(
+        lambda p: nn.TransformerEncoderLayer(256, 8, 1024, p, batch_first=True), lambda: torch.randn(16, 128, 256)
+    ),
+    "two ResNet blocks of 64": Network(
+        lambda p: nn.Sequential(ResidualBlock(p), ResidualBlock(p)), lambda: torch.randn(16, 64, 32, 32)
+    ),
+    "BERT 4 x 256": Network(bert, lambda: torch.randint(VOCABULARY, (16, 64))),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, how it is trained, and the ratio to plain training that it should not exceed.
-
-    Args:
-        network: One of `NETWORKS`.
-        optimizer: One of `OPTIMIZERS`.
-        target: Seconds of a resident cycle over seconds of a plain one, at most; None where nothing is aimed at.
-        p: Share of units that are absent.
-        k: Steps per cycle.
-        compiled: Whether all of them run under torch.compile.
-        cycles: How many cycles are timed at once.
-    """
+    """A network, how it is trained, and the ratio to plain training that it should not exceed."""
 
     network: str
     optimizer: str
-    target: float | None = None
-    p: float = 0.5
-    k: int = 5
-    compiled: bool = False
-    cycles: int = 1
+    target: float | None = None  # None where nothing is aimed at
+    p: float = 0.5  # share of units that are absent
+    k: int = 5  # steps per cycle
+    compiled: bool = False  # run all of them under torch.compile
+    cycles: int = 1  # timed at once
 
     @property
     def name(self) -> str:
         """What the report calls it."""
         options = f", p = {self.p}" * (self.p != 0.5) + f", k = {self.k}" * (self.k != 5) + ", compiled" * self.compiled
         return f"{self.network}, {self.optimizer}{options}"
-
-
-@dataclass(frozen=True)
-class ThinSpeedConfig:
-    """What is timed; `seeds` is the number of repeats."""
-
-    seeds: int
-    cases: tuple[Case, ...]
 
 
 TARGETS = {
@@ -77,7 +130,7 @@ TARGETS = {
 AIMED = tuple(
     Case(network, optimizer, target)
     for network, targets in TARGETS.items()
-    for optimizer, target in zip(OPTIMIZERS, targets, strict=True)
+    for optimizer, target in zip(("SGD", "AdamW"), targets, strict=True)
 )
 OTHERS = (
     Case("encoder block 256/1024", "SGD", 0.82, p=0.25),
@@ -91,90 +144,38 @@ GPU = tuple(
     Case(network, optimizer, compiled=compiled, cycles=5)
     for compiled in (False, True)
     for network in TARGETS
-    for optimizer in OPTIMIZERS
+    for optimizer in ("SGD", "AdamW")
 )
 PRESETS = {
-    "smoke": ThinSpeedConfig(2, (Case("8-16-16-4", "SGD"), Case("8-16-16-4", "AdamW", p=0.25, k=2))),
-    "cpu": ThinSpeedConfig(11, AIMED + OTHERS),
-    "gpu": ThinSpeedConfig(21, GPU),
+    "smoke": SpeedConfig(2, (Case("8-16-16-4", "SGD"), Case("8-16-16-4", "AdamW", p=0.25, k=2))),
+    "cpu": SpeedConfig(11, AIMED + OTHERS),
+    "gpu": SpeedConfig(21, GPU),
 }
 
 
-def trainer(case: Case, way: str, inputs: Tensor) -> Callable[[], None]:
-    """A call that trains for the cycles of a case."""
+WAYS = ("thin", "resident")
+
+
+def trainer(case: Case, way: str, inputs: Tensor) -> Call:
+    """Return a call that trains for the cycles of a case."""
     torch.manual_seed(0)
     model: nn.Module = NETWORKS[case.network].build(case.p if way == "dropout" else 0.0).to(inputs.device)
-    thin = way in ("thin", "resident")
-    if thin:
+    if way in WAYS:
         model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2], resident=way == "resident")
-    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
-    if thin:
-        mrreg.attach(optimizer, model)
-    forward: Any = torch.compile(model) if case.compiled else model
-
-    def call() -> None:
-        for _ in range(case.k * case.cycles):
-            output = forward(inputs)
-            (output if isinstance(output, Tensor) else output[0]).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return call
+    backend = "inductor" if case.compiled else None
+    return training(model, case.optimizer, inputs, case.k * case.cycles, driven=way in WAYS, backend=backend)
 
 
-def execute(config: ThinSpeedConfig, run: Run, context: Context) -> list[Result]:
-    """Time a case."""
-    case: Case = run.options
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    inputs = NETWORKS[case.network].inputs().to(context.device)
-    calls = {way: trainer(case, way, inputs) for way in ("plain", *WAYS)}
-    timed = interleaved(calls, len(run.seeds), context.device, warmup=2)
-    return [
-        {**{way: timed[way][i] / plain for way in WAYS}, "target": case.target, "seconds of plain cycles": plain}
-        for i, plain in enumerate(timed["plain"])
-    ]
-
-
-def runs(config: ThinSpeedConfig) -> list[Run]:
-    """List one run for each case."""
-    return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
-
-
-def _margin(case: Case) -> Values:
-    target = case.target
-    assert target is not None
-    return lambda record: [target - ratio for ratio in record.numbers(case.name, "resident").values()]
-
-
-def _medians(cases: tuple[Case, ...], record: Record) -> list[str]:
-    """Say each ratio as one reads timings: median, smallest and largest."""
-    said = []
-    for case in cases:
-        ratios = {label: list(record.numbers(case.name, way).values()) for way, label in WAYS.items()}
-        each = [f"{label} {median(r):.2f} ({min(r):.2f} to {max(r):.2f})" for label, r in ratios.items() if r]
-        if each:
-            said.append(f"{case.name}: {'; '.join(each)}" + (f"; wanted {case.target}" if case.target else ""))
-    return said
+def inputs(case: Case) -> Tensor:
+    """Return the batch of a case."""
+    return NETWORKS[case.network].inputs()
 
 
 def _section(title: str, cases: tuple[Case, ...], preset: str) -> Section:
-    rows = tuple(Row(f"{case.name}: {label}", metric(case.name, way)) for case in cases for way, label in WAYS.items())
-    claims = tuple(
-        Claim(f"{case.name}, resident: at most {case.target}", _margin(case)) for case in cases if case.target
-    )
     note = "Seconds of whole cycles of k = 5 at p = 0.5, unless a row says otherwise; below 1 is faster than plain."
-    return Section(
-        "",
-        title,
-        center="median",
-        rows=rows,
-        claims=claims,
-        full=frozenset({preset}),
-        presets=frozenset({preset}),
-        note=note,
-        facts=partial(_medians, cases),
-    )
+    claims = [claim for case in cases for claim in at_most(case, "resident")]
+    labels = {"resident": "thin, resident", "thin": "thin, gathered at every step", "dropout": "nn.Dropout"}
+    return section(title, cases, [preset], labels, claims, note)
 
 
 SECTIONS = (
@@ -183,4 +184,4 @@ SECTIONS = (
     _section("Seconds of training thin networks over plain training, GPU", GPU, "gpu"),
 )
 
-BENCHMARK = Benchmark("speed thin", PRESETS, runs, execute, SECTIONS)
+BENCHMARK = Benchmark("speed thin", PRESETS, runs, beside_dropout(WAYS, inputs, trainer), SECTIONS)

@@ -20,21 +20,19 @@ class Glue:
     """The name of a task in `datasets`, and the columns of its sentences and labels there and in GLUE's files."""
 
     name: str
+    count: int  # of training texts
     texts: tuple[str, ...]
     columns: tuple[str, ...] = ("sentence1", "sentence2")
     label: str = "label"
-    dev: str = "dev"
-    validation: str = "validation"
+    dev: str = "dev"  # "validation" in `datasets`
 
 
 GLUE = {
-    "SST-2": Glue("sst2", ("sentence",), ("sentence",)),
-    "RTE": Glue("rte", ("sentence1", "sentence2")),
-    "WNLI": Glue("wnli", ("sentence1", "sentence2")),
-    "QNLI": Glue("qnli", ("question", "sentence"), ("question", "sentence")),
-    "MNLI": Glue(
-        "mnli", ("premise", "hypothesis"), label="gold_label", dev="dev_matched", validation="validation_matched"
-    ),
+    "SST-2": Glue("sst2", 67_349, ("sentence",), ("sentence",)),
+    "RTE": Glue("rte", 2_490, ("sentence1", "sentence2")),
+    "WNLI": Glue("wnli", 635, ("sentence1", "sentence2")),
+    "QNLI": Glue("qnli", 104_743, ("question", "sentence"), ("question", "sentence")),
+    "MNLI": Glue("mnli", 392_702, ("premise", "hypothesis"), label="gold_label", dev="dev_matched"),
 }
 
 
@@ -135,7 +133,7 @@ def _download(name: str, root: Path) -> None:
     data = load_dataset("nyu-mll/glue", task.name)
     folder = root / "glue" / name
     folder.mkdir(parents=True, exist_ok=True)
-    for part, split in (("train", "train"), (task.dev, task.validation)):
+    for part, split in (("train", "train"), (task.dev, task.dev.replace("dev", "validation"))):
         lines = ["\t".join((*task.columns, task.label))]
         for row in data[split]:
             texts = (" ".join(row[column].split()) for column in task.texts)

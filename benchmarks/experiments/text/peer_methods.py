@@ -9,8 +9,7 @@ from torch import nn
 
 from benchmarks.core.comparison import Search
 from benchmarks.experiments.text.encoder import Classifier
-from benchmarks.experiments.text.recipes import Recipe
-from benchmarks.experiments.text.training import Prepare, Trainee
+from benchmarks.experiments.text.recipes import Prepare, Recipe, Trainee
 
 SWITCH = 8  # steps between two choices of layers, for BAdam and random layers
 ACTIVE = 2  # layers that random layers train at once
@@ -61,7 +60,7 @@ def block_adam(net: Classifier, lr: float, seed: int) -> Trainee:
         optimizer = Quiet(
             base, list(net.named_parameters()), blocks, SWITCH, active_modules=[f"{names[head]}."], verbose=0
         )
-    return Trainee(net, optimizer)
+    return Trainee(net, optimizer, resumable=False)  # its place among the layers is in no state
 
 
 class RandomLayers:
@@ -86,40 +85,45 @@ class RandomLayers:
         self._steps = 0
         self._draw()
 
-    def after_step(self) -> None:
+    def step(self) -> None:
         """Count a step, and draw where it is time."""
         self._steps += 1
         if self._steps % SWITCH == 0:
             self._draw()
 
     def _draw(self) -> None:
-        active = torch.randperm(len(self._layers), generator=self._generator)[:ACTIVE].tolist()
+        self._activate(torch.randperm(len(self._layers), generator=self._generator)[:ACTIVE].tolist())
+
+    def _activate(self, active: list[int]) -> None:
+        self._active = active
         for index, layer in enumerate(self._layers):
             layer.requires_grad_(index in active)
             if index not in active:
                 for parameter in layer.parameters():
                     self._optimizer.state.pop(parameter, None)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self._steps, "active": self._active, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._steps = state["steps"]
+        self._generator.set_state(state["generator"])
+        self._activate(state["active"])
+
 
 def random_layers(net: Classifier, lr: float, seed: int) -> Trainee:
     """Random layers with AdamW."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.0)
-    return Trainee(net, optimizer, RandomLayers(net, optimizer, seed).after_step)
+    return Trainee(net, optimizer, RandomLayers(net, optimizer, seed))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A method of the comparison.
-
-    Args:
-        prepare: Makes the trainee.
-        rate: Multiplies all its candidates for the lr.
-        lr: The one that it has.
-    """
+    """A method of the comparison."""
 
     prepare: Prepare
-    rate: float = 1.0
-    lr: float = 0.0
+    rate: float = 1.0  # multiplies all its candidates for the lr
+    lr: float = 0.0  # the one that it has
 
 
 FULL, FROZEN, HALF = "full fine-tuning", "lower half frozen", "half fast, k = 5"

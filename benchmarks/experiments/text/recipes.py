@@ -1,13 +1,78 @@
 """Fine-tuning recipes: which part of the encoder trains at every step, which at every k-th, which not at all."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 import mrreg
+from benchmarks.core.comparison import Job
+from benchmarks.core.training import Batch, Loop
+from benchmarks.experiments.text import data as text_data
+from benchmarks.experiments.text import encoder as text_model
+from benchmarks.experiments.text.data import Texts, batches
 from benchmarks.experiments.text.encoder import Classifier
-from benchmarks.experiments.text.training import Trainee
+
+CHUNK = 64  # texts evaluated at once
+
+
+@dataclass
+class Trainee:
+    """A network with its optimizer, and whatever a method does after every step (a change of layers)."""
+
+    model: nn.Module  # takes token ids and mask, returns logits; the classifier itself or something around it
+    optimizer: Optimizer  # over the parameters that train
+    scheduler: Any = None  # steps after every step
+    resumable: bool = True  # all state is in the three
+
+
+Prepare = Callable[[Classifier, float, int], Trainee]
+"""Makes the trainee of a method from a freshly loaded classifier, an lr and a seed."""
+
+
+def loop(trainee: Trainee, train: Texts, size: int, seed: int, splits: Mapping[str, Texts]) -> Loop:
+    """Return the training of a trainee; the order of the texts follows from the seed alone."""
+    return Loop(
+        trainee.model,
+        trainee.optimizer,
+        batches(train, size, torch.Generator().manual_seed(seed)),
+        {name: partial(by_length, texts) for name, texts in splits.items()},
+        scheduler=trainee.scheduler,
+        resumable=trainee.resumable,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SstConfig:
+    """What the comparisons on SST-2 share: the encoder, the texts, and how many are held out to choose by."""
+
+    seeds: int
+    encoder: str
+    held_out: int  # training texts
+    cycle: int = 10  # steps of a turn of the timing: whole cycles for every k
+    pool: int | None = None
+    dev: int | None = None
+    longest: int = 32
+    batch: int = 16
+
+    def training(self, prepare: Callable[[Classifier], Trainee], seed: int, job: Job, held_out: bool) -> Loop:
+        """Return the training of a freshly loaded encoder, on all texts or on all but those held out."""
+        whole = text_data.load("SST-2", self.encoder, self.longest, job.data_dir, self.pool).to(job.device)
+        task = whole.held_out(self.held_out, seed) if held_out else whole
+        net = text_model.encoder(self.encoder, task.classes, seed).to(job.device)
+        splits = {"validation": task.dev, "test": task.dev[: self.dev]}
+        return loop(prepare(net), task.train, self.batch, seed, splits)
+
+
+def by_length(texts: Texts) -> Iterator[Batch]:
+    """Yield all texts in the order of their lengths, so that little is padding."""
+    for index in torch.split(texts.length.argsort(), CHUNK):
+        yield texts.batch(index)
+
 
 MOMENTUM = 0.9
 WORDS = {
@@ -23,26 +88,15 @@ FAST = {"head": "classifier", "last": "last layer", "last 2": "last two layers",
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to fine-tune.
+    """One way to fine-tune."""
 
-    Args:
-        trained: The part that trains at all, as in `Classifier.part`; the rest is frozen.
-        fast: The part that trains at every step; the rest of `trained` is slow. None: all of it at every step.
-        k: Period of the slow part.
-        optimizer: SGD with momentum 0.9, or AdamW.
-        lr: Step size per step.
-        slow_lr: "coupled" (the paper's: k * lr for a gradient of the slow part) or "per_gradient" (lr).
-        drift: Algorithm 1, else Algorithm 2.
-        weight_decay: As in torch.
-    """
-
-    trained: str = "all"
-    fast: str | None = None
-    k: int = 5
-    optimizer: Literal["SGD", "AdamW"] = "SGD"
-    lr: float = 1e-3
-    slow_lr: str = "coupled"
-    drift: bool = True
+    trained: str = "all"  # the part that trains at all, as in `Classifier.part`; the rest is frozen
+    fast: str | None = None  # the part that trains at every step, the rest of `trained` being slow; None: all of it
+    k: int = 5  # period of the slow part
+    optimizer: Literal["SGD", "AdamW"] = "SGD"  # SGD with momentum 0.9
+    lr: float = 1e-3  # per step
+    slow_lr: str = "coupled"  # the paper's: k * lr for a gradient of the slow part; or "per_gradient": lr
+    drift: bool = True  # Algorithm 1, else Algorithm 2
     weight_decay: float = 0.0
 
     @property

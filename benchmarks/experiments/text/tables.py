@@ -3,47 +3,34 @@
 `gpu` and `paper` take DistilBERT and whole GLUE tasks from the hub; `cpu` a smaller encoder and a part of the texts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from benchmarks.core.comparison import Comparison, Job, Outcome, each_epoch
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.training import Plan, fit
+from benchmarks.core.study import Study
+from benchmarks.core.training import Loop
 from benchmarks.experiments.text import data as text_data
 from benchmarks.experiments.text import encoder as text_model
-from benchmarks.experiments.text.data import Task
-from benchmarks.experiments.text.recipes import Recipe
+from benchmarks.experiments.text.data import GLUE, Task
+from benchmarks.experiments.text.recipes import Recipe, loop
 from benchmarks.experiments.text.tables_report import FIGURE, METHODS, name, sections
-from benchmarks.experiments.text.training import loop
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A task and what is trained on it.
+    """A task and what is trained on it."""
 
-    Args:
-        name: As in GLUE.
-        lr: Of each optimizer whose methods are run.
-        epochs: Passes over the training texts.
-        texts: How many training texts, drawn by the seed; None: all.
-        dev: How many dev texts; None: all.
-        batch: Texts a step.
-        longest: Tokens at which texts are cut.
-        k: Where not the methods' own.
-        fast: Where not the methods' own.
-        weight_decay: Of all methods.
-    """
-
-    name: str
-    lr: dict[str, float]
+    name: str  # as in GLUE
+    lr: dict[str, float]  # of each optimizer whose methods are run
     epochs: int = 1
-    texts: int | None = None
-    dev: int | None = None
+    texts: int | None = None  # how many training texts, drawn by the seed; None: all
+    dev: int | None = None  # how many dev texts; None: all
     batch: int = 16
-    longest: int = 128
-    k: int | None = None
+    longest: int = 128  # tokens at which texts are cut
+    k: int | None = None  # where not the methods' own, as `fast`
     fast: str | None = None
     weight_decay: float = 0.0
 
@@ -90,78 +77,70 @@ PRESETS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Job:
-    """One recipe on one task."""
-
-    setting: Setting
-    recipe: Recipe
-    curve: bool  # evaluate after every epoch, not after the last only
-
-
-def runs(config: TextConfig) -> list[Run]:
-    """The paper's methods on SST-2, seed by seed, then the GLUE table, then what goes beyond the paper."""
+def comparisons(config: TextConfig) -> list[Comparison[Recipe]]:
+    """Return the paper's methods on SST-2, then the GLUE table, then what goes beyond the paper."""
     first, *others = config.sst2.lr
-    blocks = [_ablations(config.sst2, first)]
-    blocks += [_glue(setting) for setting in config.glue]
-    blocks += [_ablations(config.sst2, optimizer) for optimizer in others]
-    return [Run(method, (seed,), job) for block in blocks for seed in range(config.seeds) for method, job in block]
-
-
-def _ablations(setting: Setting, optimizer: str) -> list[tuple[str, Job]]:
-    lr = setting.lr[optimizer]
     return [
-        (
-            name(recipe, optimizer, setting.name),
-            Job(setting, _with(recipe, optimizer, lr), curve=optimizer == "SGD" and recipe in FIGURE),
-        )
-        for recipe in METHODS[optimizer]
+        _ablations(config, first, FIGURE, curve=True),
+        _ablations(config, first, [each for each in METHODS[first] if each not in FIGURE]),
+        *(_comparison(config, setting, glue_recipes(setting)) for setting in config.glue),
+        *(_ablations(config, optimizer, METHODS[optimizer]) for optimizer in others),
     ]
 
 
-def _glue(setting: Setting) -> list[tuple[str, Job]]:
-    recipes = glue_recipes(setting)
-    return [(f"{setting.name}: {which}", Job(setting, recipe, curve=False)) for which, recipe in recipes.items()]
+def _ablations(
+    config: TextConfig, optimizer: str, recipes: Sequence[Recipe], *, curve: bool = False
+) -> Comparison[Recipe]:
+    lr = config.sst2.lr[optimizer]
+    methods = {
+        name(recipe, optimizer): replace(recipe, optimizer="SGD" if optimizer == "SGD" else "AdamW", lr=lr)
+        for recipe in recipes
+    }
+    return _comparison(config, config.sst2, methods, curve=curve)
 
 
-def _with(recipe: Recipe, optimizer: str, lr: float) -> Recipe:
-    return replace(recipe, optimizer="SGD" if optimizer == "SGD" else "AdamW", lr=lr)
+def _comparison(
+    config: TextConfig, setting: Setting, methods: Mapping[str, Recipe], *, curve: bool = False
+) -> Comparison[Recipe]:
+    """Compare after the last epoch, or after every one where a curve is drawn."""
+    count = min(each for each in (setting.texts, config.pool, GLUE[setting.name].count) if each is not None)
+    ends = each_epoch(count // setting.batch, setting.epochs)
+    return Comparison(methods, config.seeds, ends if curve else ends[-1:], setting=setting)
 
 
 def glue_recipes(setting: Setting) -> dict[str, Recipe]:
-    """The two columns of the GLUE table."""
+    """Return the two columns of the GLUE table."""
     full = Recipe(lr=setting.lr["SGD"], weight_decay=setting.weight_decay)
     assert setting.k is not None
-    return {"full": full, "multirate": replace(full, fast=setting.fast, k=setting.k)}
+    two = replace(full, fast=setting.fast, k=setting.k)
+    return {f"{setting.name}: full": full, f"{setting.name}: multirate": two}
 
 
-def execute(config: TextConfig, run: Run, context: Context) -> Sequence[Result]:
-    """Fine-tune with one recipe; all recipes of a seed see the same texts in the same batches and the same head."""
-    (seed,) = run.seeds
-    job: Job = run.options
-    setting = job.setting
-    whole = text_data.load(setting.name, config.encoder, setting.longest, context.data_dir, config.pool)
-    task = part_of(whole, setting, seed).to(context.device)
-    net = text_model.encoder(config.encoder, task.classes, seed).to(context.device)
-    training = loop(job.recipe.prepare(net), task.train, setting.batch, seed, {"test": task.dev})
-    epoch = len(task.train) // setting.batch
-    ends = [epoch * done for done in range(1, setting.epochs + 1)]
-    curve = fit(training, Plan(ends if job.curve else ends[-1:], ("test",)), context.device)
-    accuracy, seconds = list(curve.values["test"].values()), list(curve.times.values())
-    return [
-        {
-            "accuracy": accuracy[-1],
-            "seconds": seconds[-1],
-            "accuracy per epoch": accuracy,
-            "seconds per epoch": seconds,
-        }
-    ]
+def build(config: TextConfig, recipe: Recipe, seed: int, job: Job) -> Loop:
+    """Return the training with a recipe; all of a seed see the same texts in the same batches and the same head."""
+    setting: Setting = job.setting
+    whole = text_data.load(setting.name, config.encoder, setting.longest, job.data_dir, config.pool)
+    task = part_of(whole, setting, seed).to(job.device)
+    net = text_model.encoder(config.encoder, task.classes, seed).to(job.device)
+    return loop(recipe.prepare(net), task.train, setting.batch, seed, {"test": task.dev})
 
 
 def part_of(task: Task, setting: Setting, seed: int) -> Task:
-    """The training texts that the seed draws, and the first dev texts."""
+    """Return the training texts that the seed draws, and the first dev texts."""
     order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(seed))
     return Task(task.train[order[: setting.texts]], task.dev[: setting.dev], task.classes)
 
 
-BENCHMARK = Benchmark("text", PRESETS, runs, execute, sections(), "GLUE tasks")
+def result(config: TextConfig, outcome: Outcome[Recipe]) -> Result:
+    """Return accuracy and seconds of training, at the end and after each epoch that was evaluated."""
+    accuracy, seconds = outcome.at_steps(), list(outcome.by_steps.times.values())
+    return {
+        "accuracy": accuracy[-1],
+        "seconds": seconds[-1],
+        "accuracy per epoch": accuracy,
+        "seconds per epoch": seconds,
+    }
+
+
+STUDY = Study("text", PRESETS, comparisons, build, result=result, data="GLUE tasks")
+BENCHMARK = STUDY.benchmark(sections())

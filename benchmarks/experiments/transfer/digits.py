@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from benchmarks.experiments.transfer.config import RESNET20, TransferConfig
-from benchmarks.experiments.transfer.experiment import STUDY
-from benchmarks.experiments.transfer.report import sections
+from benchmarks.experiments.transfer.experiment import STUDY, sections
 
 PAIRS = (RESNET20,)
 PRESETS = {

@@ -20,23 +20,15 @@ Name = Literal["mobilenet", "resnet20", "resnet34", "resnet50"]
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a pretrained network, and its parts.
+    """The origin of a pretrained network, and its parts."""
 
-    Args:
-        title: What it is called in reports and messages.
-        build: Makes the network as it was pretrained, with a last layer named `fc`.
-        file: Its weights, below the data folder.
-        url: Where torchvision has them; empty where nobody offers them for download.
-        parts: Names of its modules, from the last (trained first by whoever trains in part) to the first.
-        data: What it was pretrained on.
-    """
-
-    title: str
-    build: Callable[[], nn.Module]
-    file: str
-    url: str
+    title: str  # what it is called in reports and messages
+    build: Callable[[], nn.Module]  # makes the network as it was pretrained, with a last layer named `fc`
+    file: str  # its weights, below the data folder
+    url: str  # where torchvision has them; empty where nobody offers them for download
+    # names of its modules, from the last (trained first by whoever trains in part) to the first
     parts: tuple[tuple[str, ...], ...]
-    data: str = "ImageNet"
+    data: str = "ImageNet"  # what it was pretrained on
 
 
 class MobileNetV1(nn.Module):

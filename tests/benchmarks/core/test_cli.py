@@ -102,7 +102,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from benchmarks.core import runner as harness
-from benchmarks.experiments.spiral import experiment as spiral
+from benchmarks.experiments import spiral
 
 def execute(config, run, context):
     if len(context.record.runs) == int(sys.argv[2]):

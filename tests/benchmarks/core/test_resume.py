@@ -12,8 +12,15 @@ ROOT = Path(__file__).parents[3]
 KILLS = 5
 
 # Children are forked from a process that has imported torch already and computed nothing.
+# Several trainings of all seeds at once, saved at every tenth of a second.
 SPIRAL = """
-from benchmarks.experiments.spiral.experiment import BENCHMARK as benchmark
+from dataclasses import replace
+from benchmarks.core import checkpoints
+from benchmarks.experiments.spiral import ALL, BENCHMARK, OUTPUT, PRESETS
+
+checkpoints.EVERY = 0.1
+methods = ("SGD", ALL, OUTPUT, "multirate, momentum 0.9")
+benchmark = replace(BENCHMARK, presets={"smoke": replace(PRESETS["smoke"], epochs=40, every=10, methods=methods)})
 """
 
 # Two trainings of about a second each, saved at every tenth of one.
@@ -22,8 +29,8 @@ from dataclasses import replace
 from benchmarks.core import checkpoints
 from benchmarks.core.comparison import Comparison
 from benchmarks.core.study import Study
-from benchmarks.experiments.mnist.models import Method
 from benchmarks.experiments.mnist.small import PRESETS, build, evenly
+from benchmarks.experiments.mnist.training import Method
 
 def comparisons(config):
     methods = {"dropout": Method("dropout", (0.2, 0.5)), "masks": Method("masks", (0.2, 0.5))}

@@ -204,6 +204,18 @@ def test_a_timing_that_was_cut_short_goes_on(made: Made, tmp_path: Path, monkeyp
     assert sum(each.steps for each in built) == taken  # both turns were there
 
 
+def test_seeds_that_are_trained_together_are_one_run_with_a_result_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Fake, "evaluate", lambda self, split: [self.steps + seed for seed in self.job.seeds])
+    toy = study(monkeypatch, together=True)
+    assert [run.seeds for run in toy[0].runs(Config())] == [(0, 1)] * len(METHODS)
+    record = record_of(toy, tmp_path)
+    assert record.curves("dear", "accuracy by step") == {0: [4.0, 8.0], 1: [5.0, 9.0]}
+    assert record.numbers("dear", "training seconds") == {0: 12.0, 1: 12.0}  # half of 24 each
+    assert [each.job.seeds for each in toy[1]] == [(0, 1)] * len(METHODS)
+
+
 def test_without_costs_there_are_no_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     toy = study(monkeypatch)
     assert "costs | seed 0" not in {run.key for run in toy[0].runs(Config())}

@@ -1,10 +1,12 @@
 """The one clock, and alternatives that take turns."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.core import checkpoints
 from benchmarks.core.timing import clock, interleaved
 
 CPU = torch.device("cpu")
@@ -39,3 +41,22 @@ def test_cases_take_turns_and_warming_up_does_not_count(monkeypatch: pytest.Monk
     cases = {"a": taking("a", 1.0), "b": taking("b", 3.0)}
     assert interleaved(cases, 2, CPU, warmup=1, wall=True) == {"a": [1.0, 1.0], "b": [3.0, 3.0]}
     assert "".join(seen) == "ababab"
+
+
+def test_a_timing_that_was_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EVERY", -1.0)  # after every turn
+    seen, broken = list[str](), list[bool]()
+
+    def second() -> None:
+        seen.append("b")
+        if len(seen) == 6 and not broken:
+            broken.append(True)
+            raise InterruptedError
+
+    cases = {"a": lambda: seen.append("a"), "b": second}
+    with pytest.raises(InterruptedError):
+        interleaved(cases, 3, CPU, warmup=1, checkpoint=tmp_path / "turns")
+    seen.clear()
+    timed = interleaved(cases, 3, CPU, warmup=1, checkpoint=tmp_path / "turns")
+    assert {name: len(seconds) for name, seconds in timed.items()} == {"a": 3, "b": 3}
+    assert len(seen) == 2 * 3  # one turn to warm up, and the two that were missing

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core import checkpoints
-from benchmarks.core.stacked import StackedLinear
+from benchmarks.core.stacked import Generators, StackedLinear
 from benchmarks.core.training import Batch, Batches, Loop, Plan, accuracy, fit, percent_right, shuffled
 
 CPU = torch.device("cpu")
@@ -133,7 +133,12 @@ def noisy(seed: int) -> Batches:
     return Batches(shuffled(20, 4), lambda index: (torch.rand(4, generator=generator), index), generator)
 
 
-@pytest.mark.parametrize("make", [batches, noisy])
+def stacked(seed: int) -> Batches:
+    """Batches whose order follows from a generator for each of two seeds."""
+    return Batches(lambda g: g.permutations(20).split(4, 1), lambda i: (i, i), Generators([seed, 7 + seed]))
+
+
+@pytest.mark.parametrize("make", [batches, noisy, stacked])
 @pytest.mark.parametrize("taken", range(12))
 def test_batches_go_on_where_they_were(make: Callable[[int], Batches], taken: int) -> None:
     first, second = make(1), make(2)

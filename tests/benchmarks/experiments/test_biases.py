@@ -10,7 +10,7 @@ from torchvision.models import resnet34
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import load
-from benchmarks.data.cifar import Images
+from benchmarks.data.images import Images
 from benchmarks.experiments import biases
 
 

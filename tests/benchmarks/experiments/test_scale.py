@@ -103,4 +103,6 @@ def test_measured_section_of_two_ranks() -> None:
         measured = BENCHMARK.sections[0]
         assert [row.values(record) for row in measured.rows] == [[20 * (fast + slow) / sent] * 2, [1.0] * 2]
         assert judge_claim(measured.claims[0], record).word == said
-        assert measured.facts(record)[2].startswith(f"2 ranks, {DUE}: {sent / 1e6:,.3f} MB a cycle, median 2.0000 s")
+        assert measured.facts(record)[2].startswith(
+            f"2 ranks, {DUE}: {sent / 1e6:,.3f} MB a cycle, seconds: median 2.0000"
+        )

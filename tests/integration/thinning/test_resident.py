@@ -192,15 +192,21 @@ def test_leaving_in_mid_cycle_keeps_what_was_learned(end: str) -> None:
     assert_same(plain, resident, a, b)
 
 
-def test_saving_in_the_middle_of_a_step() -> None:
+@pytest.mark.parametrize("hooked", [False, True])
+def test_saving_in_the_middle_of_a_step(hooked: bool) -> None:
+    class Base(torch.optim.SGD):
+        pass
+
+    if hooked:  # torch puts hooks on the steps of classes that have had an instance
+        Base([torch.zeros(1)])
     saved: list[Any] = []
 
-    class Saving(torch.optim.SGD):
+    class Saving(Base):
         def step(self, closure: Any = None) -> Any:
             for group in self.param_groups:
                 for p in group["params"]:
                     p.grad.mul_(1)
-                    saved.append(model.state_dict() if len(saved) % 5 == 3 else None)
+                    saved.append((model.state_dict(), self.state_dict()) if len(saved) % 5 == 3 else None)
             return super().step(closure)
 
     results = []
@@ -241,3 +247,35 @@ def test_no_warning_and_copies_stay_resident() -> None:
         whole = entries(other)
         loss_of(again, 0).backward()
     assert entries(other) < whole / 2
+
+
+def test_a_compiled_model_gathers() -> None:
+    results = []
+    for resident in (False, True):
+        torch.manual_seed(0)
+        model, _ = mrreg.thin(mlp().double(), 0.5, K, torch.randn(2, 6), resident=resident)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        mrreg.attach(optimizer, model, seed=3)
+        compiled: Any = torch.compile(model, backend="aot_eager")
+        train(compiled, optimizer, 0, K)
+        train(model, optimizer, K, K + 2)
+        train(compiled, optimizer, K + 2, STEPS)
+        results.append(dict(model.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-14)
+
+
+def test_a_scaler_that_skips_steps() -> None:
+    results = []
+    for resident in (False, True):
+        model, optimizer, handle = made(Encoder, "AdamW", resident)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+        for step in range(STEPS):
+            loss = loss_of(model, step)
+            scaler.scale(loss * (float("inf") if step in (1, 6) else 1.0)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1e9)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        results.append((dict(model.state_dict()), handle.state()))
+    torch.testing.assert_close(*results, rtol=0, atol=0)

@@ -100,10 +100,79 @@ def test_a_report_can_be_saved_and_given_back(tmp_path: Path) -> None:
 def test_a_plan_for_another_model_is_refused() -> None:
     _, report = mrreg.thin(network(), example_inputs=X)
     other = nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Dropout(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 2))
-    with pytest.raises(ValueError, match=r"thin: plan must be one for this model, with size 64 in dimension 0 of '0"):
+    with pytest.raises(ValueError, match=r"thin: plan must be one for this model, got .*In all 5 differ") as caught:
         mrreg.thin(other, plan=report)
+    assert "'0.weight': 'shape (64, 8), here shape (48, 8)'" in str(caught.value)
+    assert not any("forward" in vars(module) or "_thin_mask" in vars(module) for module in other.modules())
     with pytest.raises(TypeError, match="thin: plan must be the ThinReport of an earlier call"):
         mrreg.thin(other, plan="plan.pt")  # type: ignore[arg-type]
+
+
+class Heads(nn.Module):
+    """Attention, of which the number of heads is in no shape."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, heads, batch_first=True)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0])  # type: ignore[no-any-return]
+
+
+def test_a_plan_knows_classes_and_counts_that_are_in_no_shape() -> None:
+    _, report = mrreg.thin(Heads(4), example_inputs=torch.randn(2, 3, 16))
+    mrreg.thin(Heads(4), plan=report)
+    with pytest.raises(
+        ValueError, match=r"got \{'attention': 'MultiheadAttention .*num_heads=4 .*here .*num_heads=2 .*'\}"
+    ):
+        mrreg.thin(Heads(2), plan=report)
+    other = network()
+    _, report = mrreg.thin(network(), example_inputs=X)
+    other[1] = nn.Tanh()
+    with pytest.raises(ValueError, match=r"\{'1': 'ReLU, here Tanh'\}\. In all 1 differ\. Give example_inputs instead"):
+        mrreg.thin(other, plan=report)
+
+
+@pytest.mark.parametrize("boost", [None, 1, 1.0])
+def test_cycles_of_one_step_warn(boost: float | None) -> None:
+    with pytest.warns(mrreg.NoEffectWarning, match="k=1 and boost=1 every step is a joint one") as caught:
+        mrreg.thin(network(), k=1, boost=boost, example_inputs=X)
+    assert caught[0].filename == __file__
+    mrreg.thin(network(), k=1, boost=2, example_inputs=X)
+
+
+def test_models_without_values_need_a_plan() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"thin: the model has no values for '0.bias'.*on the meta device\. Search on a"
+    ):
+        mrreg.thin(network().to("meta"), example_inputs=X)
+    _, report = mrreg.thin(network(), example_inputs=X)
+    model, _ = mrreg.thin(network().to("meta"), plan=report)
+    model.to_empty(device="cpu").load_state_dict(network().state_dict())
+    model[1], model[2] = nn.Tanh(), nn.Identity()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    model(X).sum().backward()
+    assert (model[0].weight.grad == 0).all(1).sum() == 32
+
+
+def test_keras_layers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    layer = keras.layers.Dense(16)
+    layer.build((None, 8))
+    with pytest.raises(TypeError, match=r"thin: model must be made of torch's own layers, got '1 of Keras'"):
+        mrreg.thin(nn.Sequential(nn.Linear(8, 8), layer), example_inputs=X)
+    with pytest.raises(
+        TypeError, match=r"MultirateMask: module must be made of torch's own layers, got 'Dense of Keras'"
+    ):
+        mrreg.MultirateMask(layer, p=0.5)
+
+
+def test_channels_that_are_no_group_have_no_units() -> None:
+    _, report = mrreg.thin(network(), example_inputs=X)
+    assert str(report).splitlines()[-2].split()[:3] == ["5", "none", "they"]
 
 
 def test_nothing_to_drop_warns_and_can_be_attached() -> None:

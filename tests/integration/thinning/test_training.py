@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW
 
 import mrreg
 from mrreg.masks.thin_mask import thin_mask
-from mrreg.thinning.trial import _NoDropout
+from mrreg.thinning.paths import NoDropout
 
 K = 3
 OPTIMIZERS: dict[str, Make] = {
@@ -29,7 +29,7 @@ def double(name: str) -> tuple[nn.Module, Any]:
     """An architecture in float64, without dropout."""
     model, inputs = build(name)
     for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention):  # draws where `_NoDropout` does not look
+        if isinstance(module, nn.MultiheadAttention):  # draws where `NoDropout` does not look
             module.dropout = 0.0
     model.double().train()
     if isinstance(inputs, dict):
@@ -57,7 +57,7 @@ def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
     mrreg.attach(ours, model)
     literal = LiteralTraining(plain, groups, OPTIMIZERS[optimizer], K, boost=K, rescale=True)
     for t in range(K + 2):
-        with _NoDropout():
+        with NoDropout():
             torch.manual_seed(t)  # for blocks that are left out at random
             expected = literal.step(inputs)
             torch.manual_seed(t)

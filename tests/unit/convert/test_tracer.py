@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mrreg
-from mrreg.convert import tracer
+from mrreg import isolation
 
 X = torch.randn(4, 6)
 ATTENTION = "it acts on attention probabilities, which have no weight"
@@ -146,9 +146,9 @@ class TestFunctions:
     def test_fused_attention_tells_its_rate(self, kernel: str) -> None:
         operation = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention").default
         name = operation._schema.name.removeprefix("aten::")
-        assert tracer.RANDOM_OPERATION.fullmatch(name)
-        assert tracer._drop_rate(name, tracer._arguments(operation, (), {"dropout_p": 0.2})) == (0.2, True)
-        assert tracer._drop_rate(name, tracer._arguments(operation, (), {})) == (0.0, False)
+        assert isolation.RANDOM_OPERATION.fullmatch(name)
+        assert isolation._drop_rate(name, isolation._arguments(operation, (), {"dropout_p": 0.2})) == (0.2, True)
+        assert isolation._drop_rate(name, isolation._arguments(operation, (), {})) == (0.0, False)
 
     def test_fused_dropout_tells_its_rate(self) -> None:
         _, report = swapped(Net(lambda m, x: m.two(torch.native_dropout(x, 0.3, m.training)[0])))

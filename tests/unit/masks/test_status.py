@@ -1,5 +1,6 @@
 """What a handle says about its masks."""
 
+import copy
 import gc
 from typing import Any
 
@@ -116,3 +117,18 @@ def test_asking_changes_nothing() -> None:
             train(model, optimizer, 1)
             assert model is models[0] or (str(handle) and handle.state())
     assert all(torch.equal(p, q) for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def test_of_a_thin_network_the_share_of_flops_is_known() -> None:
+    model = thin_net()
+    masked = mrreg.thin(mrreg.unwrap(model), p=0.25, k=5, example_inputs=torch.randn(2, 20))[1].masked_share
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = mrreg.attach(optimizer, model)
+    shares = []
+    for _ in range(5):
+        shares.append(handle.state()["mask/flops"])
+        train(model, optimizer, 1)
+    assert shares == [masked] * 4 + [1]
+    other = copy.deepcopy(model)
+    its = torch.optim.SGD(other.parameters(), lr=0.1)
+    assert mrreg.attach(its, other).state()["mask/flops"] == masked

@@ -2,9 +2,11 @@
 
 import copy
 import inspect
+import io
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,7 +59,11 @@ def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
 def test_class_and_names_stay() -> None:
     model, plain = thin_net(), net()
     assert isinstance(model, nn.Sequential)
-    assert repr(model) == repr(plain)
+    lines = repr(model).splitlines()
+    assert lines.pop(1) == "  thin: 2 groups lose up to 50% of their units, k=3, boost=3"
+    assert lines == repr(plain).splitlines()
+    assert repr(copy.deepcopy(model)) == repr(model)
+    assert repr(model[:2]) == repr(plain[:2])
     assert type(model).__qualname__ == "Sequential"
     assert type(model).__module__ == nn.Sequential.__module__
     assert inspect.signature(model.forward) == inspect.signature(plain.forward)
@@ -70,6 +76,31 @@ def test_copies_are_thin_and_undriven(way: Callable[[nn.Module], nn.Module]) -> 
     model, optimizer = attached()
     train(model, optimizer, range(1))
     other = way(model)
+    assert type(other) is type(model)
+    assert not mask_of(other)._attached
+    same(other, model)
+    again = ADAM(other.parameters())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    mrreg.attach(again, other)
+    for each, its in ((model, optimizer), (other, again)):
+        train(each, its, range(1, 5))
+    same(other, model)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_every_pickle_protocol_will_do(protocol: int) -> None:
+    model = pickle.loads(pickle.dumps(thin_net(), protocol))
+    assert type(model) is type(thin_net())
+
+
+def test_torch_load_needs_nothing_of_ours_to_be_allowed() -> None:
+    model, optimizer = attached()
+    train(model, optimizer, range(1))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Tanh]):
+        other = torch.load(file, weights_only=True)
     assert type(other) is type(model)
     assert not mask_of(other)._attached
     same(other, model)
@@ -129,6 +160,74 @@ def test_warns_once_where_nothing_drives_it() -> None:
 def test_a_slice_is_plain() -> None:
     model, _ = attached()
     assert torch.equal(model[3:4](torch.ones(2, 8).double()), model[3](torch.ones(2, 8).double()))
+
+
+# other layers, other numbers of units
+
+
+def test_a_layer_that_no_longer_fits_is_reported() -> None:
+    model, _ = attached()
+    model[5] = nn.Linear(9, 3).double()
+    with pytest.raises(
+        RuntimeError, match=r"thin: a layer was replaced .*'5\.weight' has \(3, 9\), not 10 in dimension 1"
+    ) as e:
+        model(batch(0))
+    assert "Call mrreg.unwrap(model), thin and attach again." in str(e.value)
+    assert type(model[0]._parameters) is dict
+    assert type(mrreg.unwrap(model)) is nn.Sequential
+    model = thin_net()
+    model[0], model[1], model[3] = nn.Linear(6, 9).double(), nn.Identity(), nn.Linear(9, 10).double()
+    with pytest.raises(
+        RuntimeError, match=r"thin: a layer was replaced .*'0\.weight' has \(9, 6\).*'1\.weight' is gone"
+    ):
+        mrreg.attach(ADAM(model.parameters()), model)
+
+
+def test_a_layer_of_the_same_shape_takes_the_place_of_another() -> None:
+    model, _ = attached()
+    model[5] = nn.Linear(10, 3).double()
+    with pytest.raises(
+        RuntimeError, match=r"thin: a layer was replaced since the optimizer was attached. Build the optimi"
+    ):
+        model(batch(0))
+    model = thin_net()
+    model[5] = nn.Linear(10, 3).double()
+    optimizer = ADAM(model.parameters())
+    mrreg.attach(optimizer, model)
+    loss_of(model(batch(0))).backward()  # type: ignore[no-untyped-call]
+    assert (model[5].weight.grad == 0).all(0).sum() == 5
+
+
+def test_errors_of_the_forward_itself_stay() -> None:
+    model, _ = attached()
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        model(batch(0)[:, :5])
+
+
+def fewer() -> nn.Sequential:
+    return install(net(), [replace(each, kept=3) for each in GROUPS], k=3)
+
+
+def test_a_checkpoint_with_other_numbers_of_kept_units_is_refused() -> None:
+    model, optimizer = attached()
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert saved["param_groups"][0]["mask_kept"] == (4, 5)
+    other = fewer()
+    its = ADAM(other.parameters())
+    handle = mrreg.attach(its, other)
+    before = copy.deepcopy(its.state_dict())
+    with pytest.raises(
+        ValueError, match=r"load_state_dict: mask_kept must be \(3, 3\), .* got \(4, 5\)\. Make the model thin"
+    ):
+        its.load_state_dict(copy.deepcopy(saved))
+    assert its.state_dict() == before
+    handle.remove()
+    assert "mask_kept" not in its.param_groups[0]
+    its.load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"attach: mask_kept must be \(3, 3\)"):
+        mrreg.attach(its, other)
+    assert not mask_of(other)._attached
 
 
 # masked forwards

@@ -283,7 +283,7 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "LangevinSGD: weight_decay must be finite and at least 0, got -1.", {"weight_decay": -1}),
     (TypeError, NUMBER.format("weight_decay", NOT_NEGATIVE, "None"), {"weight_decay": None}),
     (TypeError, "LangevinSGD: maximize must be True or False, got None.", {"maximize": None}),
-    (TypeError, "LangevinSGD: foreach must be True or False, got 'yes'.", {"foreach": "yes"}),
+    (TypeError, "LangevinSGD: foreach must be True, False or None, got 'yes'.", {"foreach": "yes"}),
     (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got None.", {"seed": None}),
     (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got 0.5.", {"seed": 0.5}),
     (ValueError, "LangevinSGD: seed must be a whole number, at least 0, got -1.", {"seed": -1}),

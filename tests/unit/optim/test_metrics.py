@@ -31,10 +31,12 @@ def test_numbers_follow_the_clock() -> None:
     assert all(isinstance(value, (int, float)) for m in seen for value in m.values())
 
 
+@pytest.mark.parametrize("slow_lr", ["coupled", "per_gradient", 0.01])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_drift_norm_is_what_the_next_step_moves(momentum: float) -> None:
+def test_drift_norm_is_what_the_next_step_moves(momentum: float, slow_lr: str | float) -> None:
     model = Net()
-    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=3, fast=model.head.parameters(), momentum=momentum)
+    fast = model.head.parameters()
+    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=3, fast=fast, momentum=momentum, slow_lr=slow_lr)
     step(model, optimizer)
     told = optimizer.metrics()["multirate/part1/drift_norm"]
     before = torch.cat([p.detach().flatten().clone() for p in model.trunk.parameters()])

@@ -323,7 +323,7 @@ def test_refused_choices(kind: type[Exception], message: str, arguments: Callabl
 
 
 UNNAMED = "split: fast must be no name where parameters have none, got 'body'. Choose by module or parameter, or give "
-MADE_OF = "split: model must be made of tensors, or of pairs of name and tensor, got "
+MADE_OF = "split: model must be all tensors, or all pairs of name and tensor, got "
 
 REFUSED_MODELS: list[tuple[type[Exception], str, Callable[[Net], Any]]] = [
     (TypeError, "split: model must be a module, parameters or parameter groups, got 'a int'.", lambda m: 3),

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.core.records import Record
-from benchmarks.experiments.demo.sentences import Race
+from benchmarks.experiments.demo.command import Race
 
 RACE = Race("Thin training", "thin", "dropout", "few digits")
 

@@ -10,9 +10,9 @@ from benchmarks.core.runner import Benchmark
 from benchmarks.experiments.mnist import search as mnist_search
 from benchmarks.experiments.mnist import small as mnist_small
 from benchmarks.experiments.mnist import tables as mnist
-from benchmarks.experiments.mnist.models import Method
 from benchmarks.experiments.mnist.search import READINGS, TABLE, distance, facts, phases
 from benchmarks.experiments.mnist.small import METHODS, search
+from benchmarks.experiments.mnist.training import Method
 
 ALL: list[Benchmark[Any]] = [mnist.BENCHMARK, mnist_search.BENCHMARK, mnist_small.BENCHMARK]
 

@@ -1,7 +1,7 @@
 """The MNIST benchmark's training loop: the plain loop for one seed, and many seeds at once."""
 
+from copy import deepcopy
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -9,12 +9,23 @@ from torch import nn
 from torch.nn import functional as F
 
 import mrreg
+from benchmarks.core.training import Curve, Plan, fit
 from benchmarks.data.mnist import CLASSES, Digits
-from benchmarks.experiments.mnist.models import DropWeights, Method, network
-from benchmarks.experiments.mnist.training import ORDER_STREAM, Setting, batches_of, begin, train
+from benchmarks.experiments.mnist.training import (
+    AS_LEFT,
+    ORDER_STREAM,
+    DropWeights,
+    Method,
+    Setting,
+    Training,
+    batches_of,
+    begin,
+    network,
+)
 
 SIZES = (6, 5, CLASSES)
 P = (0.3, 0.5)
+EPOCHS = 3
 METHODS = [
     Method(),
     Method("dropout", P),
@@ -39,6 +50,11 @@ def _double() -> object:
     torch.set_default_dtype(torch.float32)
 
 
+def train(loop: Training, steps: int, epochs: int, *splits: str) -> Curve:
+    """The numbers after every epoch of so many steps."""
+    return fit(loop, Plan([steps * epoch for epoch in range(1, epochs + 1)], splits), torch.device("cpu"))
+
+
 def plain_loop(method: Method, digits: Digits, seed: int, setting: Setting) -> tuple[nn.Module, list[float]]:
     """What anyone would write: nn.Linear layers, one seed, one batch after the other."""
     model = network(method, [seed], SIZES, stacked=False)
@@ -48,7 +64,7 @@ def plain_loop(method: Method, digits: Digits, seed: int, setting: Setting) -> t
     examples, generator = digits.examples(seed), torch.Generator().manual_seed(ORDER_STREAM + seed)
     torch.manual_seed(seed)
     accuracy = []
-    for _ in range(setting.epochs):
+    for _ in range(EPOCHS):
         model.train()
         for index in torch.split(examples[torch.randperm(len(examples), generator=generator)], setting.batch):
             optimizer.zero_grad()
@@ -63,40 +79,29 @@ def plain_loop(method: Method, digits: Digits, seed: int, setting: Setting) -> t
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_one_seed_is_the_plain_loop(method: Method, stacked: bool, digits: Digits) -> None:
-    setting = Setting(epochs=3, batch=16, width=SIZES[1], momentum=0.9, stacked=stacked)
+    setting = Setting(batch=16, width=SIZES[1], momentum=0.9, stacked=stacked)
     model, accuracy = plain_loop(method, digits, 7, setting)
-    assert train(method, setting, digits, [7])[0].accuracy == pytest.approx(accuracy)
-
     loop = begin(method, setting, digits, [7])
-    if method.kind == "masks":
-        mrreg.attach(loop.optimizer, loop.model, seed=7)
-    for _ in range(setting.epochs * 3):
-        loop.step()
+    found = train(loop, 3, EPOCHS, "test").values["test"].values()
+    assert list(found) == [pytest.approx([each] if stacked else each) for each in accuracy]
     for mine, theirs in zip(loop.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.reshape(theirs.shape), theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_stacked_seeds_do_not_touch_each_other(digits: Digits) -> None:
-    setting = Setting(epochs=2, batch=16, width=SIZES[1], momentum=0.9, stacked=True)
-    together = train(Method(), setting, digits, [3, 4, 5])
-    for seed, curves in zip([3, 4, 5], together, strict=True):
-        assert curves.accuracy == pytest.approx(plain_loop(Method(), digits, seed, setting)[1])
+    setting = Setting(batch=16, width=SIZES[1], momentum=0.9, stacked=True)
+    together = train(begin(Method(), setting, digits, [3, 4, 5]), 3, EPOCHS, "test")
+    for place, seed in enumerate([3, 4, 5]):
+        found = list(together.share(place, 3).values["test"].values())
+        assert found == pytest.approx(plain_loop(Method(), digits, seed, setting)[1])
 
 
 @pytest.mark.parametrize("method", METHODS[1:], ids=str)
 def test_stacked_seeds_leave_out_different_parts(method: Method, digits: Digits) -> None:
     few = replace(digits, draw=16)
-    loop = begin(method, Setting(1, batch=16, width=SIZES[1], stacked=True), few, [3, 3])
-    if method.kind == "masks":
-        mrreg.attach(loop.optimizer, loop.model, seed=0)
+    loop = begin(method, Setting(batch=16, width=SIZES[1], stacked=True), few, [3, 3])
     loop.step()
     assert all(not torch.equal(p[0], p[1]) for p in loop.model.parameters() if p.dim() > 2)
-
-
-def test_seconds_grow(digits: Digits) -> None:
-    (curves,) = train(Method(), Setting(epochs=5, batch=16, width=4), digits, [0])
-    assert len(curves.seconds) == len(curves.as_left) == len(curves.accuracy) == 5
-    assert all(a < b for a, b in pairwise(curves.seconds))
 
 
 def test_each_seed_trains_on_its_own_draw(digits: Digits) -> None:
@@ -111,14 +116,32 @@ def test_each_seed_trains_on_its_own_draw(digits: Digits) -> None:
 @pytest.mark.parametrize("restart", [False, True])
 def test_as_left_has_the_mask_on_where_the_next_step_has(steps: int, restart: bool, digits: Digits) -> None:
     """With k = 3 all weights are there before the third step of a cycle only."""
-    setting = Setting(epochs=6, batch=-(-42 // steps), width=SIZES[1], restart=restart)
-    curves = train(Method("masks", (0.5, 0.5), k=3), setting, digits, [0])[0]
-    for epoch, (full, left) in enumerate(zip(curves.accuracy, curves.as_left, strict=True), 1):
-        done = steps if restart else steps * epoch
-        if done % 3 == 2:
-            assert left == full
-    on = [full != left for full, left in zip(curves.accuracy, curves.as_left, strict=True)]
-    assert any(on) == any((steps if restart else steps * epoch) % 3 != 2 for epoch in range(1, 7))
+    setting = Setting(batch=-(-42 // steps), width=SIZES[1], restart=restart)
+    loop = begin(Method("masks", (0.5, 0.5), k=3), setting, digits, [0])
+    found = train(loop, steps, 6, "test", AS_LEFT).values
+    on = [full != left for full, left in zip(found["test"].values(), found[AS_LEFT].values(), strict=True)]
+    position = [steps if restart else steps * epoch for epoch in range(1, 7)]
+    assert not any(masked for masked, done in zip(on, position, strict=True) if done % 3 == 2)
+    assert any(on) == any(done % 3 != 2 for done in position)
+
+
+@pytest.mark.parametrize("stop", [4, 6, 7])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_training_cut_short_goes_on_to_the_bit(stop: int, stacked: bool, digits: Digits) -> None:
+    def started() -> Training:
+        setting = Setting(batch=16, width=SIZES[1], momentum=0.9, restart=True, stacked=stacked)
+        return begin(Method("masks", P, k=4), setting, digits, [1, 2] if stacked else [1])
+
+    whole, first, second = started(), started(), started()
+    for step in range(12):
+        whole.step()
+        if step < stop:
+            first.step()
+    second.load_state_dict(deepcopy(first.state_dict()))
+    for _ in range(stop, 12):
+        second.step()
+    for mine, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("rescale", [False, True])

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.data.cifar import Images, normal
+from benchmarks.data.cifar import normal
+from benchmarks.data.images import Images
 from benchmarks.experiments.patches import data as patches_data
 from benchmarks.experiments.patches.data import Patched, Patterns
 

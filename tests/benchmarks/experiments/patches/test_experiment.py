@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import load
-from benchmarks.data.cifar import Images
+from benchmarks.data.images import Images
 from benchmarks.experiments.patches import data as patches_data
 from benchmarks.experiments.patches import experiment as patches
 
@@ -38,7 +38,7 @@ def test_statistics_are_those_of_training_images_alone() -> None:
     data = patched(40)
     net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3072, 10))
     net(torch.full((4, 3, 32, 32), 100.0))  # what came before is forgotten
-    patches.fit_statistics(net, data, 30)
+    patches.fitted(net, data, 30, list)
     mean = data.batch(torch.arange(30))[0].mean((0, 2, 3))
     torch.testing.assert_close(net.state_dict()["0.running_mean"], mean)
 

@@ -1,9 +1,7 @@
 """Penn Treebank: what is read, what is left out, and which files are refused."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -77,27 +75,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (folder(tmp_path) / "ptb" / "ptb.valid.txt").unlink()
     with pytest.raises(UserError, match=r"Penn Treebank: expected ptb/ptb\.valid\.txt in"):
         penn_treebank(tmp_path)
-
-
-def test_torchtext_is_used_where_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    datasets = ModuleType("torchtext.datasets")
-    texts = {"train": TRAIN, "valid": VALID, "test": TEST}
-    setattr(datasets, "PennTreebank", lambda root, split: iter(texts[split].splitlines()))  # noqa: B010
-    monkeypatch.setitem(sys.modules, "torchtext", ModuleType("torchtext"))
-    monkeypatch.setitem(sys.modules, "torchtext.datasets", datasets)
-    monkeypatch.setattr("benchmarks.data.locate.DEFAULT_FOLDER", tmp_path)
-    monkeypatch.delenv("MRREG_DATA", raising=False)
-    assert penn_treebank(None).valid.tolist() == [2, 5, 0]
-    assert (tmp_path / "ptb" / "ptb.test.txt").exists()
-
-
-def test_without_torchtext_the_files_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchtext", None)
-    monkeypatch.setitem(sys.modules, "torchtext.datasets", None)
-    monkeypatch.setattr("benchmarks.data.locate.DEFAULT_FOLDER", tmp_path)
-    monkeypatch.delenv("MRREG_DATA", raising=False)
-    with pytest.raises(UserError, match=r"expected ptb/ptb\.train\.txt.*torchtext.*--data-dir"):
-        penn_treebank(None)
 
 
 @pytest.mark.data

@@ -9,15 +9,16 @@ import torch
 from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load, new
 from benchmarks.experiments.ptb import experiment as ptb
-from benchmarks.experiments.ptb.methods import (
+from benchmarks.experiments.ptb.experiment import (
     COMPARED,
     H_S,
     MINIMUM,
+    SECTIONS,
     TABLES,
     WITHOUT_MOMENTUM,
+    facts,
     search,
 )
-from benchmarks.experiments.ptb.report import SECTIONS, facts
 from benchmarks.report import pages as report
 from benchmarks.report.paper import ITEMS
 
@@ -91,7 +92,7 @@ def test_facts_say_what_the_search_chose_and_whether_sgd_has_passed_its_minimum(
     p = ptb.PRESETS["cpu"].p
     made = record({trial("dropout", p[0]): 4.2, trial("dropout", p[1]): 4.1, "SGD, momentum 0": 4.6})
     said = " ".join(facts(made))
-    assert f"dropout: 4.200 with {p[0]:g}, 4.100 with {p[1]:g}; chosen {p[1]:g}, the largest that was tried." in said
+    assert f"dropout: p = {p[0]:g}: 4.200; p = {p[1]:g}: 4.100 (chosen)." in said
     assert "SGD, momentum 0, seed 0: minimum 4.600 after 2 of 2 epochs, still falling." in said
 
 

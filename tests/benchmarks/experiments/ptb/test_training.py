@@ -12,8 +12,7 @@ from benchmarks.core.training import Curve, Loop, Plan, fit, mean_loss
 from benchmarks.experiments.ptb import experiment
 from benchmarks.experiments.ptb.data import Text
 from benchmarks.experiments.ptb.experiment import PtbConfig, batches, in_rows
-from benchmarks.experiments.ptb.methods import LENGTH, LR, Method, network
-from benchmarks.experiments.ptb.model import LanguageModel, sinusoids
+from benchmarks.experiments.ptb.model import LENGTH, LR, LanguageModel, Method, network, sinusoids
 
 WORDS, WIDTH = 12, 8
 METHODS = [

@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load
-from benchmarks.experiments.speed.masks import BENCHMARK, LR, NETWORKS, PRESETS, SECTIONS, WAYS, Case, trainer
+from benchmarks.experiments.speed.common import LR
+from benchmarks.experiments.speed.masks import BENCHMARK, NETWORKS, PRESETS, SECTIONS, Case, trainer
 from benchmarks.report import pages as report
 
 
@@ -32,6 +33,9 @@ def test_targets_are_those_that_were_promised() -> None:
 def test_names_of_cases_are_unique() -> None:
     for config in PRESETS.values():
         assert len({case.name for case in config.cases}) == len(config.cases)
+
+
+WAYS = ("plain", "masked", "dropout")
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -7,8 +7,7 @@ import torch
 
 from benchmarks.core import runner
 from benchmarks.core.records import load
-from benchmarks.experiments.speed.thin import BENCHMARK, PRESETS, TARGETS, Case, trainer
-from benchmarks.experiments.speed.thin_networks import NETWORKS
+from benchmarks.experiments.speed.thin import BENCHMARK, NETWORKS, PRESETS, TARGETS, Case, trainer
 
 
 def test_names_of_cases_are_unique() -> None:

@@ -1,5 +1,6 @@
 """The peers: which parameters move in which steps, the memory of a step, and the benchmark around them."""
 
+import copy
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from benchmarks.experiments.text.peer_methods import (
     random_layers,
     recipe,
 )
-from benchmarks.experiments.text.training import Trainee
+from benchmarks.experiments.text.recipes import Trainee, loop
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def batch() -> Batch:
 
 def looped(trainee: Trainee) -> Loop:
     """The training of a trainee on one batch again and again."""
-    return Loop(trainee.model, trainee.optimizer, itertools.repeat(batch()), after=trainee.after)
+    return Loop(trainee.model, trainee.optimizer, itertools.repeat(batch()), scheduler=trainee.scheduler)
 
 
 def one_step(trainee: Trainee) -> None:
@@ -117,9 +118,9 @@ def test_random_layers_are_drawn_anew_and_the_rest_always_trains() -> None:
     for _ in range(20):
         drawn.append(tuple(active(net)))
         for _ in range(SWITCH - 1):
-            trainee.after()
+            trainee.scheduler.step()
             assert tuple(active(net)) == drawn[-1]
-        trainee.after()
+        trainee.scheduler.step()
     assert {len(each) for each in drawn} == {ACTIVE}
     assert set(itertools.chain(*drawn)) == set(range(6))
     assert all(p.requires_grad for module in (net.fc, net.part("all")[-1]) for p in module.parameters())
@@ -144,6 +145,27 @@ def test_resting_layers_do_not_move_and_have_no_state(monkeypatch: pytest.Monkey
         rest = set(range(2)) - set(active(net))
         resting = [p for index in rest for p in net.part("layers")[1 + index].parameters()]
         assert not [p for p in resting if p in trainee.optimizer.state or p.grad is not None]
+
+
+@pytest.mark.parametrize("method", ["full fine-tuning", "half fast, k = 5", "LoRA", "random layers"])
+@pytest.mark.parametrize("stop", [3, 5, SWITCH])
+def test_a_training_cut_short_goes_on_to_the_bit(method: str, stop: int) -> None:
+    y = torch.arange(12) % 2
+    texts = Texts(torch.full((12, 4), 3) + y[:, None], torch.full((12,), 4), y)
+
+    def begun() -> Loop:
+        net = text_model.encoder("tiny", 2, 0)
+        return loop(METHODS[method].prepare(net, 1e-2, 0), texts, 4, 0, {})
+
+    whole, first, second = begun(), begun(), begun()
+    for step in range(SWITCH + 3):
+        whole.step()
+        if step < stop:
+            first.step()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(stop, SWITCH + 3):
+        second.step()
+    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True))
 
 
 def test_memory_counts_gradients_and_state_and_what_autograd_saves(net: Classifier) -> None:

@@ -8,9 +8,18 @@ import torch
 from benchmarks.core.records import Record, new
 from benchmarks.experiments.text import seconds as text_seconds
 from benchmarks.experiments.text.recipes import Recipe
-from benchmarks.experiments.text.seconds import candidates, costs
-from benchmarks.experiments.text.seconds_points import COMPARED, FIRST, POINTS, REST, Point
-from benchmarks.experiments.text.seconds_report import BEST, LONG, REFERENCE
+from benchmarks.experiments.text.seconds import (
+    BEST,
+    COMPARED,
+    FIRST,
+    LONG,
+    POINTS,
+    REFERENCE,
+    REST,
+    Point,
+    candidates,
+    costs,
+)
 
 
 def made(numbers: Mapping[str, Mapping[str, object]]) -> Record:

@@ -9,7 +9,7 @@ from benchmarks.core.records import load
 from benchmarks.core.runner import Benchmark, run
 from benchmarks.experiments.text import seconds as text_seconds
 from benchmarks.experiments.text import tables as text
-from benchmarks.experiments.text.seconds_report import BEST
+from benchmarks.experiments.text.seconds import BEST
 from benchmarks.report import plots as report_plots
 
 pytestmark = [pytest.mark.slow, pytest.mark.data]

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from benchmarks.core.records import Record, new
-from benchmarks.core.runner import Run
 from benchmarks.core.sections import Curves
 from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text import tables as text
 from benchmarks.experiments.text.data import Task, Texts
-from benchmarks.experiments.text.recipes import Recipe
-from benchmarks.experiments.text.tables import Job, Setting
+from benchmarks.experiments.text.recipes import Recipe, Trainee
+from benchmarks.experiments.text.tables import STUDY, Setting
 from benchmarks.experiments.text.tables_report import FULL, METHODS, faster, name
-from benchmarks.experiments.text.training import Trainee
 
 
 def prepared(recipe: Recipe) -> tuple[text_model.Classifier, Trainee]:
@@ -84,22 +82,21 @@ def test_glue_settings_are_the_papers() -> None:
         "MNLI": (2, 3e-3, 5e-4, "last", 32),
     }
     recipes = text.glue_recipes(settings["MNLI"])
-    assert recipes["full"] == Recipe(lr=3e-3, weight_decay=5e-4)
-    assert recipes["multirate"] == Recipe(fast="last", k=2, lr=3e-3, weight_decay=5e-4)
+    assert recipes["MNLI: full"] == Recipe(lr=3e-3, weight_decay=5e-4)
+    assert recipes["MNLI: multirate"] == Recipe(fast="last", k=2, lr=3e-3, weight_decay=5e-4)
 
 
 @pytest.mark.parametrize("preset", text.PRESETS)
 def test_runs_are_distinct_and_every_method_has_every_seed(preset: str) -> None:
     config = text.PRESETS[preset]
-    runs = list(text.runs(config))
+    runs = STUDY.runs(config)
     assert len({run.key for run in runs}) == len(runs)
     seeds: dict[str, list[int]] = {}
     for run in runs:
         seeds.setdefault(run.method, []).extend(run.seeds)
     assert all(found == list(range(config.seeds)) for found in seeds.values())
-    assert {run.options.recipe.lr for run in runs if run.options.setting.name == "SST-2"} == set(
-        config.sst2.lr.values()
-    )
+    found = [each for each in text.comparisons(config) if each.setting is config.sst2]
+    assert {method.lr for each in found for method in each.methods.values()} == set(config.sst2.lr.values())
 
 
 def made(numbers: dict[str, dict[str, float]]) -> Record:
@@ -113,7 +110,7 @@ def test_every_row_and_claim_finds_a_run() -> None:
     for section, preset in ((section, preset) for section in text.BENCHMARK.sections for preset in ("cpu", "paper")):
         if preset not in (section.presets or {preset}):
             continue
-        known = {run.method: {"accuracy": 80.0, "seconds": 2.0} for run in text.runs(text.PRESETS[preset])}
+        known = {run.method: {"accuracy": 80.0, "seconds": 2.0} for run in STUDY.runs(text.PRESETS[preset])}
         record = made(known)
         assert all(row.values(record) for row in section.rows), section.title
         assert all(claim.values(record) for claim in section.claims), section.title
@@ -135,8 +132,18 @@ def test_a_part_of_a_task_is_drawn_by_the_seed_and_the_dev_texts_are_not() -> No
 
 
 def test_curves_are_kept_where_they_are_drawn() -> None:
-    def curved(runs: list[Run]) -> set[str]:
-        return {run.method for run in runs if isinstance(run.options, Job) and run.options.curve}
-
     (plot,) = (plot for section in text.BENCHMARK.sections for plot in section.plots if isinstance(plot, Curves))
-    assert curved(list(text.runs(text.PRESETS["cpu"]))) == set(plot.methods.values())
+    curved = [each for each in text.comparisons(text.PRESETS["cpu"]) if len(each.budgets) > 1]
+    assert [set(each.methods) for each in curved] == [set(plot.methods.values())]
+    assert curved[0].budgets == (32, 64)  # two epochs of 512 texts in batches of 16
+
+
+def test_an_epoch_ends_with_the_last_whole_batch() -> None:
+    ends = {each.setting.name: each.budgets[-1] for each in text.comparisons(text.PRESETS["paper"])}
+    assert ends == {
+        "SST-2": 67_349 // 16,
+        "WNLI": 3 * (635 // 16),
+        "RTE": 3 * (2490 // 16),
+        "QNLI": 6546,
+        "MNLI": 12271,
+    }

@@ -7,7 +7,7 @@ from benchmarks.core.errors import UserError
 from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text.data import Texts
 from benchmarks.experiments.text.encoder import Classifier
-from benchmarks.experiments.text.training import Trainee, by_length, loop
+from benchmarks.experiments.text.recipes import Trainee, by_length, loop
 
 
 @pytest.fixture
@@ -67,12 +67,3 @@ def test_texts_are_evaluated_by_length_each_once() -> None:
     lengths = [int(n) for _, mask, _ in drawn for n in mask.sum(1)]
     assert lengths == sorted(texts(200).length.tolist())
     assert all(mask.shape[1] == int(mask.sum(1).max()) for _, mask, _ in drawn)
-
-
-def test_after_is_called_once_a_step(net: Classifier) -> None:
-    calls: list[int] = []
-    trainee = Trainee(net, torch.optim.SGD(net.fc.parameters(), lr=0.1), lambda: calls.append(1))
-    training = loop(trainee, texts(), 4, 0, {})
-    for _ in range(3):
-        training.step()
-    assert len(calls) == 3

@@ -12,8 +12,14 @@ from benchmarks.core.records import Record, load, new
 from benchmarks.experiments.transfer import digits as transfer_digits
 from benchmarks.experiments.transfer import experiment as transfer
 from benchmarks.experiments.transfer.config import (
+    BLOCK,
     CONSTANT,
+    FC,
+    FULL,
+    GRADUAL,
+    METHODS,
     MOBILENET,
+    MULTIRATE,
     PRESETS,
     RESNET20,
     RESNET50,
@@ -21,9 +27,7 @@ from benchmarks.experiments.transfer.config import (
     Pair,
     search,
 )
-from benchmarks.experiments.transfer.experiment import comparisons
-from benchmarks.experiments.transfer.methods import BLOCK, FC, FULL, GRADUAL, METHODS, MULTIRATE
-from benchmarks.experiments.transfer.report import SECONDS
+from benchmarks.experiments.transfer.experiment import SECONDS, comparisons
 
 runs = transfer.STUDY.runs
 

@@ -8,19 +8,24 @@ from torch import Tensor
 
 from benchmarks.core.comparison import Job
 from benchmarks.core.training import Loop
+from benchmarks.data.images import Images
 from benchmarks.experiments.transfer import experiment
-from benchmarks.experiments.transfer.config import CONSTANT, DECAY, MOBILENET, VARIANTS, WEIGHT_DECAY, TransferConfig
-from benchmarks.experiments.transfer.data import Task
-from benchmarks.experiments.transfer.methods import (
+from benchmarks.experiments.transfer.config import (
     BLOCK,
+    CONSTANT,
+    DECAY,
     FC,
     FULL,
     GRADUAL,
     METHODS,
+    MOBILENET,
     MULTIRATE,
     MULTIRATE_BLOCK,
     MULTIRATE_HELD,
+    VARIANTS,
+    WEIGHT_DECAY,
     K,
+    TransferConfig,
 )
 from benchmarks.experiments.transfer.models import MobileNetV1
 
@@ -32,7 +37,7 @@ ALL = {"fc", "stage3", "stage2", "stage1"}
 def _given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven random images, two of them for validation, and a network that is not pretrained."""
     x, y = torch.randint(0, 256, (11, 3, 32, 32), dtype=torch.uint8), torch.arange(11) % 10
-    monkeypatch.setattr("benchmarks.experiments.transfer.data.load", lambda *_: Task(x, y, x[:5], y[:5]))
+    monkeypatch.setattr("benchmarks.experiments.transfer.data.load", lambda *_: Images(x, y, x[:5], y[:5]))
     monkeypatch.setattr(experiment, "pretrained", lambda *_: MobileNetV1(10))
 
 

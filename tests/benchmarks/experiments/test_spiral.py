@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -9,18 +10,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.optim import SGD
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load
 from benchmarks.core.sections import Claim, Row
-from benchmarks.experiments.spiral import experiment as spiral
-from benchmarks.experiments.spiral import task as spiral_task
+from benchmarks.core.stacked import Generators
+from benchmarks.core.training import Loop
+from benchmarks.experiments import spiral
 from benchmarks.report import plots as report_plots
 
 Array = npt.NDArray[np.float64]
 Theta = dict[str, Array]
 H, K = 0.2, 5
-CPU = torch.device("cpu")
 WEIGHTS, HIDDEN, OUTPUT = ("w1", "w2"), ("b1",), ("b2",)
 
 
@@ -86,33 +88,38 @@ ORACLES: dict[str, Update] = {
 }
 
 
-def literal(update: Update, seed: int, index: int, data: spiral_task.Data, epochs: int, width: int) -> Theta:
-    net = spiral_task.network(seed, width).double()
+def training(seeds: list[int], nets: spiral.Networks, optimizer: torch.optim.Optimizer) -> Loop:
+    """Six mini-batches an epoch, in the precision of the networks."""
+    generators = Generators(seeds)
+    dtype = nets.hidden.weight.dtype
+    x, y, test_x, test_y = (part.to(dtype) for part in spiral.draw(generators, 6 * spiral.BATCH, 50))
+    splits = {"test": lambda: [(test_x, test_y)]}
+    return Loop(nets, optimizer, spiral.batches(x, y, generators), splits, spiral.accuracy, spiral.loss)
+
+
+def run(loop: Loop, epochs: int) -> Loop:
+    for _ in range(6 * epochs):
+        loop.step()
+    return loop
+
+
+def literal(update: Update, seed: int, index: int, loop: Loop, epochs: int, width: int) -> Theta:
+    net = spiral.network(seed, width).double()
     names = ("w1", "b1", "w2", "b2")
     theta = {n: p.detach().numpy().copy() for n, p in zip(names, net.parameters(), strict=True)}
     memory: Theta = {}
-    t = 0
-    for batches in data.epochs(epochs):
-        for x, y in batches:
-            update(t, theta, gradient(theta, x[index].numpy(), y[index].numpy()), memory)
-            t += 1
+    for t, (x, y) in enumerate(islice(loop.batches, 6 * epochs)):
+        update(t, theta, gradient(theta, x[index].numpy(), y[index].numpy()), memory)
     return theta
-
-
-def small(seeds: list[int]) -> spiral_task.Data:
-    data = spiral_task.Data(seeds, 6 * spiral_task.BATCH, 50, CPU)
-    for name in ("x", "y", "test_x", "test_y"):
-        setattr(data, name, getattr(data, name).double())
-    return data
 
 
 @pytest.mark.parametrize("method", ORACLES)
 def test_method_is_the_literal_loop(method: str) -> None:
     seeds, width, epochs = [3, 8], 20, 5  # 30 steps: six cycles
-    nets = spiral_task.Networks(seeds, width).double()
-    spiral_task.train(nets, spiral.METHODS[method](nets), small(seeds), epochs, lambda _: None)
+    nets = spiral.Networks(seeds, width).double()
+    run(training(seeds, nets, spiral.METHODS[method](nets)), epochs)
     for index, seed in enumerate(seeds):
-        theta = literal(ORACLES[method], seed, index, small(seeds), epochs, width)
+        theta = literal(ORACLES[method], seed, index, training(seeds, nets, SGD(nets.parameters())), epochs, width)
         for mine, name in zip(nets.parameters(), theta, strict=True):
             np.testing.assert_allclose(mine[index].detach().numpy(), theta[name], rtol=0, atol=1e-12, err_msg=name)
 
@@ -122,28 +129,23 @@ def test_every_method_has_an_oracle() -> None:
 
 
 def test_one_stacked_network_trains_like_plain_sequential() -> None:
-    nets = spiral_task.Networks([4])
-    spiral_task.train(nets, torch.optim.SGD(nets.parameters(), lr=H), small_float([4]), 5, lambda _: None)
-    plain = spiral_task.network(4)
-    optimizer = torch.optim.SGD(plain.parameters(), lr=H)
-    for batches in small_float([4]).epochs(5):
-        for x, y in batches:
-            optimizer.zero_grad()
-            F.binary_cross_entropy_with_logits(plain(x[0]).squeeze(1), y[0]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+    nets = spiral.Networks([4])
+    run(training([4], nets, SGD(nets.parameters(), lr=H)), 5)
+    plain = spiral.network(4)
+    optimizer = SGD(plain.parameters(), lr=H)
+    for x, y in islice(training([4], nets, optimizer).batches, 30):
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(plain(x[0]).squeeze(1), y[0]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
     for mine, theirs in zip(nets.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
 
 
-def small_float(seeds: list[int]) -> spiral_task.Data:
-    return spiral_task.Data(seeds, 6 * spiral_task.BATCH, 50, CPU)
-
-
 def test_a_seed_does_not_depend_on_its_neighbours() -> None:
     def trained(seeds: list[int]) -> tuple[list[float], list[torch.Tensor]]:
-        data, nets = small_float(seeds), spiral_task.Networks(seeds, 20)
-        spiral_task.train(nets, torch.optim.SGD(nets.parameters(), lr=H), data, 2, lambda _: None)
-        return spiral_task.accuracy(nets, data.test_x, data.test_y), [p.detach() for p in nets.parameters()]
+        nets = spiral.Networks(seeds, 20)
+        loop = run(training(seeds, nets, SGD(nets.parameters(), lr=H)), 2)
+        return loop.evaluate("test"), [p.detach() for p in nets.parameters()]
 
     alone, both = trained([7]), trained([2, 7])
     assert alone[0][0] == pytest.approx(both[0][1], abs=2.1)
@@ -152,16 +154,16 @@ def test_a_seed_does_not_depend_on_its_neighbours() -> None:
 
 
 def test_spirals_lie_on_the_curve() -> None:
-    x, y = spiral_task.spirals(2000, torch.Generator().manual_seed(1))
+    x, y = spiral.spirals(2000, torch.Generator().manual_seed(1))
     assert x.shape == (2000, 2)
     assert y.sum() == 1000
     radius = x.norm(dim=1)
-    assert radius.max() < spiral_task.RADIUS + 0.1
+    assert radius.max() < spiral.RADIUS + 0.1
     # t uniform and p = 1/2: the squared radius is uniform on [0, a^2)
     assert (radius**2).mean().item() == pytest.approx(2.0, abs=0.1)
     turned = x * (1 - 2 * y).unsqueeze(1)  # the second spiral turned onto the first
     angle = torch.atan2(turned[:, 1], turned[:, 0])
-    along = 2 * math.pi * spiral_task.TURNS * radius / spiral_task.RADIUS
+    along = 2 * math.pi * spiral.TURNS * radius / spiral.RADIUS
     off = torch.remainder(angle - along + math.pi, 2 * math.pi) - math.pi
     far = radius > 0.5
     assert (off * radius)[far].abs().mean() < 0.5  # noise 0.02 in radius is 4 pi times that along the arc
@@ -169,21 +171,22 @@ def test_spirals_lie_on_the_curve() -> None:
 
 
 def test_every_epoch_uses_each_point_once_in_a_new_order() -> None:
-    data = small_float([0, 1])
-    first, second = (torch.cat([x for x, _ in batches], 1) for batches in data.epochs(2))
+    x, y, *_ = spiral.draw(Generators([0, 1]), 6 * spiral.BATCH, 50)
+    drawn = spiral.batches(x, y, Generators([0, 1]))
+    first, second = (torch.cat([x for x, _ in islice(drawn, 6)], 1) for _ in range(2))
     for seen in (first, second):
         for index in range(2):
-            assert torch.equal(seen[index].sort(0).values, data.x[index].sort(0).values)
+            assert torch.equal(seen[index].sort(0).values, x[index].sort(0).values)
     assert not torch.equal(first, second)
     assert not torch.equal(first[0], first[1])
 
 
 def test_networks_start_as_torch_does_and_leave_global_random_numbers_alone() -> None:
     before = torch.get_rng_state()
-    nets = spiral_task.Networks([5, 6])
+    nets = spiral.Networks([5, 6])
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(6)
-    layer = nn.Linear(2, spiral_task.WIDTH)
+    layer = nn.Linear(2, spiral.WIDTH)
     assert torch.equal(nets.hidden.weight[1], layer.weight)
     assert torch.equal(nets.hidden.bias[1], layer.bias)
 
@@ -208,21 +211,21 @@ def test_sections_find_their_numbers(smoke: Record) -> None:
         for part in parts:
             assert len(part.values(smoke)) == 2, part
         assert len(report_plots.plots(section, smoke)) == len(section.plots)
-        assert all("2 pairs" in fact for fact in section.facts(smoke))
+        assert all("2 paired" in fact for fact in section.facts(smoke))
 
 
 def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
     for method in spiral.METHODS:
         kept = [result.get("regions") for result in smoke.results(method).values()]
         assert [region is not None for region in kept] == [method in spiral.DRAWN, False]
-    nets = spiral_task.Networks([0])
+    nets = spiral.Networks([0])
     with torch.no_grad():  # label 1 exactly where y > 0
         for parameter in nets.parameters():
             parameter.zero_()
         nets.hidden.weight[0, 0] = torch.tensor([0.0, 50.0])
         nets.output.weight[0, 0, 0] = 50.0
         nets.output.bias[0] = -1.0
-    grid = spiral.regions(nets, 1)
+    grid = spiral.regions(nets)
     assert (len(grid), len(grid[0])) == (spiral.GRID, spiral.GRID)
     assert all(p < 0.5 for p in grid[0])
     assert all(p > 0.5 for p in grid[-1])

@@ -1,0 +1,250 @@
+"""Slow biases on the 4-turn spiral (the paper's appendix "Slow Biases", three figures).
+
+Differs from the paper: momentum is 0. The paper names 0.9 as its default, but with it neither SGD nor slow biases
+learn this spiral at these step sizes; both are in the record.
+
+A step on one 2-100-1 network costs mostly dispatch, so the networks of all seeds are stacked along a first dimension:
+one batched product a layer, one optimizer over the stacked tensors. The loss is the sum over seeds of each seed's
+mean, so every network gets exactly the gradient that it would get alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
+
+import mrreg
+from benchmarks.core.comparison import Comparison, Job, Outcome
+from benchmarks.core.records import Record, Result
+from benchmarks.core.sections import Claim, Curves, Drawing, Section, gain, rows
+from benchmarks.core.stacked import Generators, StackedLinear
+from benchmarks.core.study import Study
+from benchmarks.core.study_sections import differences
+from benchmarks.core.training import Batch, Batches, Loop, percent_right
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TURNS, RADIUS, POWER, NOISE = 4, 2.0, 0.5, 0.02
+WIDTH, BATCH = 100, 25
+H, K = 0.2, 5  # the paper's h = 1 and k = 5: steps of h / k
+GRID, EDGE = 50, 2.2  # decision regions: so many points a side, from -EDGE to EDGE
+DATA_STREAM = 10_000  # added to a seed, so that data and initial weights do not come from the same random numbers
+
+
+def spirals(points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw noisy points of two interleaved spirals, the second the negative of the first; (N, 2) and labels (N,).
+
+    Half of the points each, at a t^p (cos 2 pi n t^p, sin 2 pi n t^p) with t uniform on [0, 1).
+    """
+    label = (torch.arange(points) >= points // 2).float()
+    t = torch.rand(points, generator=generator) ** POWER
+    angle = 2 * math.pi * TURNS * t
+    curve = RADIUS * t * (1 - 2 * label) * torch.stack([angle.cos(), angle.sin()])
+    return curve.mT + NOISE * torch.randn(points, 2, generator=generator), label
+
+
+def draw(generators: Generators, train: int, test: int) -> list[Tensor]:
+    """Return training points of every seed, (S, N, 2), with labels, (S, N), and test points with labels."""
+    drawn = [(*spirals(train, generator), *spirals(test, generator)) for generator in generators.each]
+    return [torch.stack(part) for part in zip(*drawn, strict=True)]
+
+
+def batches(x: Tensor, y: Tensor, generators: Generators) -> Batches:
+    """Return mini-batches, (S, 25, 2) and (S, 25): every seed in its own order, a short last one left out."""
+
+    def order(generators: Generators) -> list[Batch]:
+        index = generators.permutations(y.shape[1])[:, : y.shape[1] // BATCH * BATCH].to(x.device)
+        drawn = x.take_along_dim(index.unsqueeze(2), 1), y.take_along_dim(index, 1)
+        return list(zip(*(part.split(BATCH, 1) for part in drawn), strict=True))  # type: ignore[no-untyped-call]
+
+    return Batches(order, lambda batch: batch, generators)
+
+
+def network(seed: int, width: int = WIDTH) -> nn.Sequential:
+    """Return the plain 2-100-1 network with torch's initial weights for one seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+class Networks(nn.Module):
+    """The networks of all seeds; layer names `hidden` and `output`."""
+
+    def __init__(self, seeds: Sequence[int], width: int = WIDTH) -> None:
+        super().__init__()
+        plain = [network(seed, width) for seed in seeds]
+        self.hidden = StackedLinear([net[0] for net in plain])  # type: ignore[misc]
+        self.output = StackedLinear([net[2] for net in plain])  # type: ignore[misc]
+
+    def forward(self, x: Tensor) -> Tensor:  # (S, N, 2) -> (S, N)
+        """Return logits."""
+        logits: Tensor = self.output(self.hidden(x).relu())
+        return logits.squeeze(2)
+
+
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum over seeds of each seed's mean binary cross-entropy."""
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="sum") / labels.shape[1]
+
+
+def accuracy(networks: nn.Module, points: Iterable[Batch]) -> list[float]:
+    """Return the percentage of points on the right side, one figure a seed."""
+    return [round(share, 3) for share in percent_right(networks, points, decide=lambda out: (out > 0).float()).tolist()]
+
+
+def _slow(layers: str | None = None, momentum: float = 0.0, **options: Any) -> Callable[[Networks], Optimizer]:
+    """Put the biases of all layers, or of one, on the slow time scale."""
+    return lambda nets: mrreg.MultirateSGD(mrreg.biases(nets, layers), lr=H, k=K, momentum=momentum, **options)
+
+
+def _larger_rate(nets: Networks) -> Optimizer:
+    """Let the biases move every step, like the weights, but with the step size of a whole cycle."""
+    layers = (nets.hidden, nets.output)
+    weights: dict[str, Any] = {"params": [layer.weight for layer in layers]}
+    biases: dict[str, Any] = {"params": [layer.bias for layer in layers], "lr": K * H}
+    return SGD([weights, biases], lr=H)
+
+
+ALL, INPUT, OUTPUT = "multirate, all biases", "multirate, input biases", "multirate, output bias"
+LARGER, FROZEN, REST = "biases at 5h every step", "biases frozen, same step size", "multirate, no drift"
+METHODS: dict[str, Callable[[Networks], Optimizer]] = {
+    "SGD": lambda nets: SGD(nets.parameters(), lr=H),
+    ALL: _slow(),
+    INPUT: _slow("hidden"),
+    FROZEN: _slow(drift=False, slow_lr="per_gradient"),
+    LARGER: _larger_rate,
+    REST: _slow(drift=False),
+    OUTPUT: _slow("output"),
+    "SGD, momentum 0.9": lambda nets: SGD(nets.parameters(), lr=H, momentum=0.9),
+    "multirate, momentum 0.9": _slow(momentum=0.9),
+}
+DRAWN = ("SGD", ALL)  # those whose decision regions are kept
+
+
+@dataclass(frozen=True)
+class SpiralConfig:
+    """The number of networks, the data and epochs they get, and the methods."""
+
+    seeds: int
+    epochs: int
+    every: int  # epochs between two evaluations
+    methods: tuple[str, ...] = tuple(METHODS)
+    train: int = 500
+    test: int = 1000
+
+
+PRESETS = {
+    "smoke": SpiralConfig(seeds=2, epochs=4, every=2),
+    "demo": SpiralConfig(seeds=5, epochs=2000, every=50, methods=DRAWN),
+    "cpu": SpiralConfig(seeds=20, epochs=4000, every=40),
+    "gpu": SpiralConfig(seeds=100, epochs=4000, every=40),
+    "paper": SpiralConfig(seeds=5, epochs=4000, every=40),
+}
+
+
+def comparisons(config: SpiralConfig) -> list[Comparison[Callable[[Networks], Optimizer]]]:
+    """Return all methods; the networks of all seeds are trained together."""
+    steps = tuple(epoch * (config.train // BATCH) for epoch in range(config.every, config.epochs + 1, config.every))
+    methods = {name: METHODS[name] for name in config.methods}
+    return [Comparison(methods, config.seeds, steps, splits=("test", "fitted"), together=True)]
+
+
+def build(config: SpiralConfig, method: Callable[[Networks], Optimizer], seed: int, job: Job) -> Loop:
+    """Return the training of the networks of all seeds."""
+    generators = Generators([DATA_STREAM + each for each in job.seeds])
+    x, y, test_x, test_y = (part.to(job.device) for part in draw(generators, config.train, config.test))
+    nets = Networks(job.seeds).to(job.device)
+    splits = {"test": lambda: [(test_x, test_y)], "fitted": lambda: [(x, y)]}
+    return Loop(nets, method(nets), batches(x, y, generators), splits, accuracy, loss)
+
+
+def result(config: SpiralConfig, outcome: Outcome[Any]) -> Result:
+    """Return accuracy on the way, and with the first seed the regions of all networks."""
+    found: dict[str, Any] = {
+        "accuracy": outcome.at_steps()[-1],
+        "training accuracy": outcome.at_steps("fitted")[-1],
+        "accuracy per evaluation": outcome.at_steps(),
+        "epoch": list(range(config.every, config.epochs + 1, config.every)),
+    }
+    if outcome.name in DRAWN and not outcome.place:
+        assert isinstance(outcome.trainer, Loop)
+        found["regions"] = regions(outcome.trainer.model)
+    return found
+
+
+def regions(nets: nn.Module) -> list[list[float]]:
+    """Return the mean over seeds of the predicted probability on a grid over the plane; rows from below."""
+    weight = nets.get_parameter("hidden.weight")
+    axis = torch.linspace(-EDGE, EDGE, GRID)
+    plane = torch.cartesian_prod(axis, axis).flip(1).to(weight.device)
+    with torch.no_grad():
+        mean = nets(plane.expand(len(weight), -1, -1)).sigmoid().mean(0)
+    return [[round(p, 3) for p in row] for row in mean.view(GRID, GRID).tolist()]
+
+
+def draw_regions(record: Record, figure: "Figure") -> bool:
+    """Draw the border that each method puts between the spirals, with the training points of the first seed."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    found = [(method, result["regions"]) for method in DRAWN for result in record.results(method).values()
+             if "regions" in result]  # fmt: skip
+    if not found:
+        return False
+    colours = "#D55E00", "#FFFFFF", "#0072B2"
+    scale = LinearSegmentedColormap.from_list("spirals", colours)
+    x, y = spirals(record.config["train"], torch.Generator().manual_seed(DATA_STREAM + record.seeds[0]))
+    axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+    for ax, (method, grid) in zip(axes, found, strict=True):
+        shown = ax.imshow(grid, extent=(-EDGE, EDGE) * 2, origin="lower", cmap=scale, vmin=0, vmax=1)
+        for label, colour in ((0, colours[0]), (1, colours[2])):
+            of_class = x[y == label]
+            ax.scatter(of_class[:, 0], of_class[:, 1], s=6, color=colour, edgecolors="black", linewidths=0.3)
+        ax.set(title=method, xlabel="x")
+        ax.grid(visible=False)
+    axes[0].set_ylabel("y")
+    figure.colorbar(shown, ax=axes, label="mean probability of the blue spiral", shrink=0.8)
+    return True
+
+
+NOTE = (
+    "The paper names neither the momentum here (its default, 0.9, is tried too) nor the number of points and epochs "
+    "(500 and 4,000). Bands: smallest to largest of the seeds."
+)
+
+
+def _figure(item: str, title: str, methods: Sequence[str], claims: tuple[Claim, ...], beside: Sequence[str] = (),
+            pairs: Sequence[tuple[str, str]] = (), **more: Any) -> Section:  # fmt: skip
+    """Return the curves of the paper's figure, what stands beside them in the table, differences worth a sentence."""
+    curves = Curves(dict(zip(methods, methods, strict=True)), "accuracy per evaluation", "epoch", "test accuracy [%]",
+                    x="epoch", ylim=(45, 95))  # fmt: skip
+    plots = (curves, *more.pop("plots", ()))
+    return Section(
+        item, title, "%", 1, rows=rows((*methods, *beside), "accuracy"), claims=claims, plots=plots,
+        full=frozenset({"cpu", "gpu", "paper"}),  # every epoch, point and network is there on a CPU too
+        facts=lambda record: differences(record, pairs, "accuracy"), **more,
+    )  # fmt: skip
+
+
+def _better(one: str, other: str, by: float = 0.0) -> Claim:
+    more = f" by more than {by:g} points" if by else ""
+    return Claim(f"{one}: better than {other}{more}", gain(one, other, "accuracy"), above=by)
+
+
+SECTIONS = (
+    _figure("Figure A11", "Slow biases on the 4-turn spiral", ("SGD", ALL), (_better(ALL, "SGD", by=5),),
+            beside=("SGD, momentum 0.9", "multirate, momentum 0.9"),
+            plots=(Drawing("Decision regions, mean of all networks", draw_regions),), note=NOTE),
+    _figure("Figure A12", "Slow biases on the spiral: time scale, step size, or both?", ("SGD", ALL, LARGER, FROZEN),
+            (_better(ALL, LARGER), _better(ALL, FROZEN)), beside=(REST,),
+            pairs=((FROZEN, "SGD"), (LARGER, "SGD"), (REST, "SGD"), (ALL, REST))),
+    _figure("Figure A13", "Slow biases on the spiral: which biases?", ("SGD", ALL, INPUT, OUTPUT),
+            (_better(INPUT, "SGD", by=5), _better(INPUT, OUTPUT)), pairs=((INPUT, ALL), (OUTPUT, "SGD"))),
+)  # fmt: skip
+STUDY = Study("spiral", PRESETS, comparisons, build, result=result, data="points of two spirals")
+BENCHMARK = STUDY.benchmark(SECTIONS)

@@ -1,0 +1,247 @@
+"""Thin models beside averages, mixed precision, clipping, slow parts, compilation, copies, threads and generation."""
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.architectures import build
+from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
+from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+
+import mrreg
+
+K = 3
+
+
+def momentum(parameters: Any) -> Optimizer:
+    return SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Any) -> Optimizer:
+    return AdamW(parameters, lr=0.01, eps=0.01)
+
+
+def attached(make: Callable[[Any], Optimizer] = momentum, **options: Any) -> tuple[nn.Sequential, Optimizer]:
+    model = thin_net(**options)
+    optimizer = make(model.parameters())
+    mrreg.attach(optimizer, model)
+    return model, optimizer
+
+
+def literal(make: Callable[[Any], Optimizer] = momentum) -> LiteralTraining:
+    return LiteralTraining(net(), GROUPS, make, K, K, True)
+
+
+def step(model: nn.Module, optimizer: Optimizer, t: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
+    torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()), **(tolerance or TOLERANCE))
+
+
+def test_an_average_is_that_of_whole_weights_and_is_undriven() -> None:
+    model, optimizer = attached()
+    oracle = literal()
+    options: dict[str, Any] = {"multi_avg_fn": get_ema_multi_avg_fn(0.9), "use_buffers": True}
+    ours, expected = AveragedModel(model, **options), AveragedModel(oracle.model, **options)
+    for t in range(7):
+        step(model, optimizer, t)
+        oracle.step(batch(t))
+        ours.update_parameters(model)
+        expected.update_parameters(oracle.model)
+        same(ours, expected)
+        torch.testing.assert_close(ours.eval()(batch(9)), expected.eval()(batch(9)), **TOLERANCE)
+        assert not mask_of(ours.module)._attached
+    update_bn([batch(t) for t in range(3)], ours.train())
+    update_bn([batch(t) for t in range(3)], expected.train())
+    same(ours, expected)
+    step(model, optimizer, 7)
+    oracle.step(batch(7))
+    same(model, oracle.model)
+
+
+@pytest.mark.parametrize("make", [momentum, adam])
+def test_autocast(make: Callable[[Any], Optimizer]) -> None:
+    """Rounds as the literal loop does, to bfloat16's precision; what is absent does not change by a bit."""
+    model = thin_net(torch.float32)
+    optimizer = make(model.parameters())
+    mrreg.attach(optimizer, model)
+    oracle = LiteralTraining(net(torch.float32), GROUPS, make, K, K, True)
+    for t in range(2 * K):
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        x = batch(t, torch.float32)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = oracle.step(x)
+            output = model(x)
+            loss = loss_of(output)
+        assert output.dtype == torch.bfloat16
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        torch.testing.assert_close(loss.detach().float(), expected.float(), rtol=0.02, atol=0.02)
+        same(model, oracle.model, rtol=0.02, atol=0.02)
+        for name, gone in absent_entries(model, GROUPS, t // K).items() if t % K < K - 1 else ():
+            assert torch.equal(model.state_dict()[name][gone], before[name][gone])
+
+
+def test_accumulation_with_a_scaler_and_clipping() -> None:
+    """As nanoGPT does: scaled losses of parts of the batch, unscaled, clipped, stepped."""
+    model, optimizer = attached()
+    oracle = literal()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+    oracle.optimizer.register_step_pre_hook(lambda *_: _clip(oracle.model))
+    for layers in (model, oracle.model):
+        layers[1].eval()  # the statistics of a half are others
+    for t in range(7):
+        x = batch(t)[:6]
+        oracle.step(x)
+        for part in x.chunk(2):
+            scaler.scale(loss_of(model(part)) / 2).backward()
+        scaler.unscale_(optimizer)
+        _clip(model)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        same(model, oracle.model)
+    assert scaler.get_scale() > 256
+
+
+def _clip(model: nn.Module) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.05)
+
+
+class Stem(nn.Module):
+    """A slow layer before a thin network."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.stem, self.body = nn.Linear(6, 6).double(), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self.stem(x).tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_fast_part_of_a_multirate_optimizer(wrapped: bool) -> None:
+    """Its thin parameters are trained as without the slow part, which moves at each second step."""
+    model = Stem(thin_net())
+    if wrapped:
+        slow, fast = SGD(model.stem.parameters(), lr=0.01), SGD(model.body.parameters(), lr=0.1)
+        optimizer: Any = mrreg.Multirate({"fast": fast, "slow": slow}, periods={"slow": 2})
+    else:
+        optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="body", slow_lr=0.0)
+    mrreg.attach(optimizer, model)
+    oracle = LiteralTraining(Stem(net()).body, GROUPS, lambda ps: SGD(ps, lr=0.1), K, K, True)
+    for t in range(2 * K + 1):
+        features = model.stem(batch(t)).tanh().detach()
+        stem = model.stem.weight.detach().clone()
+        oracle.step(features)
+        step(model, optimizer, t)
+        torch.testing.assert_close(dict(model.body.state_dict()), dict(oracle.model.state_dict()), **TOLERANCE)
+        assert (wrapped and t % 2 == 1) or torch.equal(model.stem.weight, stem)
+    assert not wrapped or not torch.equal(model.stem.weight, Stem(net()).stem.weight)
+
+
+def test_thin_layers_in_a_slow_part_are_refused() -> None:
+    model = Stem(thin_net())
+    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="stem")
+    with pytest.raises(ValueError, match="must be in a part of period 1"):
+        mrreg.attach(optimizer, model)
+    assert not mask_of(model.body)._attached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [momentum, adam])
+def test_a_compiled_step(make: Callable[[Any], Optimizer]) -> None:
+    torch._dynamo.reset()
+    model, optimizer = attached(make)
+    other, its = attached(make)
+    compiled: Any = torch.compile(optimizer.step, backend="aot_eager")
+    for t in range(2 * K + 1):
+        step(other, its, t)
+        optimizer.zero_grad()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+        compiled()
+        same(model, other)
+    assert optimizer.param_groups[0]["mask_clock"] == 2 * K + 1
+
+
+def test_copies_train_on_their_own_in_threads() -> None:
+    model, optimizer = attached()
+    step(model, optimizer, 0)
+    copies = [copy.deepcopy(model) for _ in range(4)]
+    optimizers = [momentum(each.parameters()) for each in copies]
+    for each, its in zip(copies, optimizers, strict=True):
+        its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        mrreg.attach(its, each)
+    pairs = list(zip(copies, optimizers, strict=True))
+    threads = [threading.Thread(target=lambda m, o: [step(m, o, t) for t in range(1, 6)], args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for t in range(1, 6):
+        step(model, optimizer, t)
+    for each in copies:
+        same(each, model, rtol=0, atol=0)
+
+
+class Paused(nn.Sequential):
+    """Lets a test look from another thread in the middle of its forward."""
+
+    seen: dict[str, Any]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self):
+            x = layer(x)
+            if place == 3 and "look" in vars(self):
+                thread = threading.Thread(target=self.look)  # type: ignore[arg-type]
+                thread.start()
+                thread.join()
+        return x
+
+
+def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
+    model = Paused(*net())
+    model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=batch(0))
+    optimizer = momentum(model.parameters())
+    mrreg.attach(optimizer, model)
+    step(model, optimizer, 0)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    seen: list[Any] = []
+    vars(model)["look"] = lambda: seen.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+    model(batch(1))
+    torch.testing.assert_close(seen, [before], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
+    model, inputs = build("gpt2")
+    plain = copy.deepcopy(model)
+    model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
+    optimizer = momentum(model.parameters())
+    mrreg.attach(optimizer, model)
+    model.train()
+    ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
+    torch.stack([t.sum() for t in model(ids).values() if isinstance(t, Tensor)]).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(model.state_dict())
+    plain.load_state_dict(state)
+    model.train(training)
+    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    words = model.generate(ids, **options)
+    assert words.shape[1] == ids.shape[1] + 4
+    assert mask_of(model)._masking
+    if not training:
+        assert torch.equal(words, plain.eval().generate(ids, **options))
+    torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
