@@ -95,3 +95,22 @@ def _cost(records: Records, task: Task) -> str:
         return ""
     thin, dropout = (f"{median(each):.2f}" for each in ratios)
     return f"*{task.name}{task.ours.removeprefix(THIN)}* thin {thin}, dropout {dropout}"
+
+
+def boosts(records: Records) -> str:
+    """Return the table of thin-boost: the loss where no training has diverged, else how many have."""
+    if "thin-boost" not in records:
+        return ""
+    record = records["thin-boost"]
+    names = list(dict.fromkeys(run["method"] for run in record.runs.values()))
+    settings = list(dict.fromkeys(name.rpartition(": ")[0] for name in names))
+    methods = list(dict.fromkeys(name.rpartition(": ")[2] for name in names))
+
+    def cell(setting: str, method: str) -> str:
+        found = stats.summarize(record.numbers(f"{setting}: {method}", "loss").values())
+        total = found.n + found.lost
+        return "" if not total else f"{found.lost} of {total} diverged" if found.lost else f"{found.mean:.2f}"
+
+    lines = [["", *methods], ["---"] * (len(methods) + 1)]
+    lines += [[setting, *(cell(setting, method) for method in methods)] for setting in settings]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -220,10 +220,11 @@ def excerpt(shown: Shown) -> str:
 
 
 def thin(shown: Shown) -> str:
-    """Return the table and the sentences on thin training."""
+    """Return what the records say of thin training: comparisons, who is ahead, where a boost is stable."""
     records = _largest(shown)
     said = "\n".join(f"- {each}" for each in answers.sentences(records))
-    return f"{_table(highlights.excerpt(records, answers.ROWS))}\n\n{said}"
+    parts = (_table(highlights.excerpt(records, answers.ROWS)), said, answers.boosts(records))
+    return "\n\n".join(part for part in parts if part)
 
 
 def _table(rows: Sequence[tuple[highlights.Comparison, str, str]]) -> str:

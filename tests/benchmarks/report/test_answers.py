@@ -1,5 +1,6 @@
 """The answers on thin training: who is ahead of what, what a step costs, and that the page has what the records say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.core import records
@@ -41,6 +42,17 @@ def test_words_follow_from_the_records_and_less_loss_is_better() -> None:
 def test_the_cost_of_a_step_is_the_median() -> None:
     ratios = {"relative cost": {"thin, k = 5": [0.8, 0.7, 0.9], "dropout": [1.4, 1.4, 1.5]}}
     assert answers.sentences({"mnist": record(ratios)}, TASKS)[-1].endswith("*text* thin 0.80, dropout 1.40.")
+
+
+def test_losses_stand_where_no_training_has_diverged() -> None:
+    numbers = {"loss": {"a, lr 1: none": [1.0, 2.0], "a, lr 1: k = 5, boost 5": [1.0, float("nan")]}}
+    made = replace(record(numbers), benchmark="thin-boost")
+    assert answers.boosts({"thin-boost": made}).splitlines() == [
+        "|  | none | k = 5, boost 5 |",
+        "| --- | --- | --- |",
+        "| a, lr 1 | 1.50 | 1 of 2 diverged |",
+    ]
+    assert answers.boosts({}) == ""
 
 
 def test_the_page_says_what_the_committed_records_say() -> None:
