@@ -20,7 +20,7 @@ from benchmarks.core.study_sections import Shown, study_sections
 from benchmarks.core.training import Loop
 from benchmarks.experiments.text import data as text_data
 from benchmarks.experiments.text import encoder as text_model
-from benchmarks.experiments.text.training import Trainee, loop
+from benchmarks.experiments.text.recipes import Trainee, loop
 
 OWN = 0.1  # the dropout with which encoders of the BERT family come
 
