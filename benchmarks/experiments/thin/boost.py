@@ -109,9 +109,13 @@ def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
 
 def result(config: Config, outcome: Outcome[Method]) -> Result:
     """Return the test loss at the end, nan where the training has diverged."""
-    loss = outcome.last("test")
-    guessing = math.log(10 if outcome.setting.network == "MLP" else 50)
-    return {"loss": loss if loss < guessing else math.nan, "last loss": loss}
+    loss, classes = outcome.last("test"), {"MLP": 10, "decoder": 50}
+    return {"loss": judged(loss, classes[outcome.setting.network]), "last loss": loss}
+
+
+def judged(loss: float, classes: int) -> float:
+    """Return the loss, nan where guessing among so many classes would be as good."""
+    return loss if loss < math.log(classes) else math.nan
 
 
 def section(setting: Setting) -> Section:

@@ -95,8 +95,8 @@ def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
 def network(config: Config, method: Method) -> nn.Module:
     """Return the transformer of a method; the weights of all methods are the same for a seed."""
     sizes = (config.width, config.heads, config.layers)
-    dropped = {name: method.p for name in ("dropout", "depth") if method.kind == name}
-    model = VisionTransformer(*sizes, **dropped)
+    dropout, depth = (method.p if method.kind == kind else 0.0 for kind in ("dropout", "depth"))
+    model = VisionTransformer(*sizes, dropout, depth)
     if method.kind != "thin":
         return model
     return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads), resident=True)[0]

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from benchmarks.core import records, runner
-from benchmarks.core.comparison import Job, Outcome
-from benchmarks.core.training import Curve
+from benchmarks.core.comparison import Job
 from benchmarks.experiments.thin import boost, chars, mnist, words
 from benchmarks.experiments.thin.decoder import Decoder
 
@@ -103,6 +102,4 @@ def test_short_trainings_have_their_learning_rate_momentum_and_boost(setting: bo
 
 @pytest.mark.parametrize(("loss", "diverged"), [(2.0, False), (2.4, True), (float("nan"), True), (float("inf"), True)])
 def test_a_loss_above_guessing_is_a_diverged_training(loss: float, diverged: bool) -> None:
-    curve = Curve({"test": {4: loss}})
-    outcome = Outcome("compare", "", boost.Method(), {}, boost.SETTINGS[0], (4,), (4,), (), 1.0, curve, curve)
-    assert math.isnan(float(boost.result(boost.PRESETS["smoke"], outcome)["loss"])) == diverged
+    assert math.isnan(boost.judged(loss, 10)) == diverged
