@@ -129,7 +129,7 @@ TIME_SCALES = (
     Comparison("the same with momentum 0.9", "multirate", "SGD", "spiral",
                ("multirate, momentum 0.9", "SGD, momentum 0.9"), ""),
 )  # fmt: skip
-EXCERPT = (*THIN, FINE_TUNING[0], FINE_TUNING[2])
+EXCERPT = (*THIN, *FINE_TUNING[2:])
 CARDS = (
     Card(
         "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "
