@@ -1,4 +1,4 @@
-"""Dotted names in a model (its own is empty), tensors in what modules take and return, and what torch has written."""
+"""Dotted names in a model (its own is empty), tensors in nested values, and modules as torch has written them."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping

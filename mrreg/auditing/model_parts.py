@@ -1,7 +1,6 @@
 """Modules of a model by part, those that the fast part's backward pass reaches, and other fast parts to try."""
 
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,39 +10,26 @@ from mrreg.auditing.profiler import Reach, TrainingPass
 PARTS = ("fast", "slow", "frozen")
 
 
-@dataclass
 class ModelParts:
     """Modules of a model, sorted by part.
 
     Args:
-        model: The model.
+        step: A training pass of the model.
         fast: The parameters of the fast part.
-        trained: The parameters that train.
         reach: Way of the fast part's backward pass.
         flops: Forward FLOPs of each module without its children.
-        modules: The modules by name.
-        owners: The part of each module that has parameters, itself or inside.
     """
 
-    model: nn.Module
-    fast: Set[Tensor]
-    trained: Set[Tensor]
-    reach: Reach
-    flops: Mapping[str, int]
-    modules: dict[str, nn.Module]
-    owners: dict[str, str]
-
-    @classmethod
-    def of(cls, step: TrainingPass, fast: Set[Tensor], reach: Reach, flops: Mapping[str, int]) -> "ModelParts":
-        """Sort the modules."""
-        modules = dict(step.model.named_modules())
-        new = cls(step.model, fast, set(step.trained), reach, flops, modules, {})
-        for name, module in modules.items():
+    def __init__(self, step: TrainingPass, fast: Set[Tensor], reach: Reach, flops: Mapping[str, int]) -> None:
+        self.model, self.fast, self.reach, self.flops = step.model, fast, reach, flops
+        self.trained = set(step.trained)
+        self.modules = dict(step.model.named_modules())
+        self.owners: dict[str, str] = {}  # the part of each module that has parameters, itself or inside
+        for name, module in self.modules.items():
             members = list(module.parameters(recurse=False)) or list(module.parameters())
             if members:
-                sizes = {part: sum(p.numel() for p in members if new.part(p) == part) for part in PARTS}
-                new.owners[name] = max(sizes, key=lambda part: sizes[part])
-        return new
+                sizes = {part: sum(p.numel() for p in members if self.part(p) == part) for part in PARTS}
+                self.owners[name] = max(sizes, key=lambda part: sizes[part])
 
     def part(self, p: Tensor) -> str:
         """Return the part of a parameter."""

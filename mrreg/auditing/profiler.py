@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,11 @@ LEAST, MOST = 5, 25  # repeats of a measurement
 SCRATCH = 2**24  # entries on which the optimizer's cost per entry is measured
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Median seconds of the two halves of a step."""
+class Cost(NamedTuple):
+    """Seconds of the two halves of a step."""
 
     forward: float
     backward: float
-
-    @property
-    def both(self) -> float:
-        """Seconds of the step without the optimizer."""
-        return self.forward + self.backward
 
 
 @dataclass(frozen=True)
@@ -84,7 +78,7 @@ def backward(loss: Tensor) -> None:
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock for work on a device; with one CPU thread that of the process, which others hardly disturb."""
+    """Return a clock for work on a device; with one CPU thread it counts time of the process, undisturbed by others."""
     if device.type == "cpu":
         return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
@@ -97,16 +91,13 @@ def clock(device: torch.device) -> Callable[[], float]:
 
 def costs(step: TrainingPass, cases: Mapping[str, Set[Tensor]]) -> dict[str, Cost]:
     """Return the median cost of a step for each set of parameters that get gradients, measured in turns."""
-    first = sum(step.cost(trainable).both for trainable in cases.values())  # not counted: it warms up
+    first = sum(sum(step.cost(trainable)) for trainable in cases.values())  # not counted: it warms up
     repeats = min(max(int(SECONDS / max(first, 1e-9)), LEAST), MOST)
     found: dict[str, list[Cost]] = {name: [] for name in cases}
     for _ in range(repeats):
         for name, trainable in cases.items():
             found[name].append(step.cost(trainable))
-    return {
-        name: Cost(median(each.forward for each in seen), median(each.backward for each in seen))
-        for name, seen in found.items()
-    }
+    return {name: Cost(*map(median, zip(*seen, strict=True))) for name, seen in found.items()}
 
 
 def update_seconds(step: TrainingPass) -> tuple[float, float]:
@@ -185,9 +176,9 @@ def flops(step: TrainingPass, trainable: Set[Tensor]) -> tuple[dict[str, int], i
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Restore flags, gradients, buffers, modes, hooks of parameters and random state at the end.
+    """Set a model to training mode, unless it is, and put everything back at the end.
 
-    A model in evaluation mode is measured in training mode; one in training mode as it is.
+    That is flags, gradients, buffers, modes, hooks of parameters and random state.
     """
     modes = [(module, module.training) for module in model.modules()]
     tensors = [(p, p.requires_grad, p.grad, p._post_accumulate_grad_hooks) for p in model.parameters()]
@@ -195,10 +186,7 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(each, each.clone()) for _, own in buffers for each in own.values() if each is not None]
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(gpus))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
+    with torch.random.fork_rng(gpus), torch.inference_mode(False), torch.enable_grad():
         try:
             for each, _ in hooks:
                 each.clear()  # an optimizer may step in them

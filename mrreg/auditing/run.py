@@ -54,9 +54,9 @@ def audit(
 ) -> Audit:
     """Measure, before training, what `fast` would save, and say what stands in the way.
 
-    A few forward and backward passes are run, with gradients for all parameters, for the fast ones alone and for other
-    fast sets, in turns; the cost of an SGD step with momentum is measured beside them. With F, B, U for the seconds of
-    forward, backward and update and ' for those of a step in which only the fast part gets a gradient,
+    A few forward and backward passes are run in turns, with gradients for all parameters, for the fast ones alone and
+    for other fast sets; the cost of a step of SGD with momentum is measured too. With F, B, U for the seconds of
+    forward, backward and update, and F', B', U' for those of a step in which only the fast part gets a gradient,
 
         speed-up(k) = k (F + B + U) / (F + B + U + (k - 1) (F' + B' + U')),    at most 1 + B / F
 
@@ -75,12 +75,12 @@ def audit(
         A dict that prints as a report. "parts": tensors, parameters and forward FLOPs of "fast", "slow" and "frozen",
         and the names without a gradient. "seconds": forward, backward and update of a full and of a fast step.
         "flops": of forward, backward and fast_backward. "bytes": of a full and a fast step beyond the model (on a GPU
-        the peak, else activations kept and gradients). "periods": for k in 2, 3, 5, 10 speed-up and bytes (the peak of
+        the peak, else activations kept and gradients). "periods": speed-up and bytes for k in 2, 3, 5, 10 (the peak of
         a cycle is that of its full step). "reached": slow or frozen modules that the fast part's backward goes
         through, "reached_share" their share of the FLOPs, "forced_by" the fast parameters behind it. "batch_norm",
-        "dropout": such layers in the slow part. "candidates", "suggestions": other fast sets, and for each k the
-        largest of those that the advice does not warn of and that save 80 % of the time that the best of them saves.
-        "kind": "text", "images" or "". "advice": sentences. `report.speedup(k)` is for any k.
+        "dropout": such layers in the slow part. "candidates": other fast sets. "suggestions": for each k the largest
+        candidate of which the advice does not warn and which saves 80 % of the time that the best one saves.
+        "kind": "text", "images" or "". "advice": sentences. `report.speedup(k)` works for any k.
 
     Raises:
         TypeError: If an argument is of another kind.
@@ -151,7 +151,7 @@ def _report(step: TrainingPass, fast: Set[Tensor]) -> Audit:
     lacking = _without_gradient(step, everything)
     found = reach(step, fast)
     own_flops, full_backward = flops(step, everything)
-    model = ModelParts.of(step, fast, found, own_flops)
+    model = ModelParts(step, fast, found, own_flops)
     candidates = model.candidates(lacking)
     measured = costs(step, {"full": everything, "fast": fast} | candidates)
     updates = update_seconds(step)
@@ -159,7 +159,7 @@ def _report(step: TrainingPass, fast: Set[Tensor]) -> Audit:
     sizes = {"full": step_bytes(step, everything), "fast": step_bytes(step, fast)}
     others = [
         _candidate(
-            ModelParts.of(step, members, reach(step, members), own_flops),
+            ModelParts(step, members, reach(step, members), own_flops),
             name.split(" "),
             _seconds(step, members, measured["full"], measured[name], updates),
         )

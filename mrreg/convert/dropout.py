@@ -17,6 +17,7 @@ from mrreg.errors import NoEffectWarning
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import hidden_pair
 from mrreg.module_utils import common, has_stock_forward, join, within
+from mrreg.thinning.branches import DROP_PATH
 
 WHERE = "swap_dropout"
 UNCALLED = "this forward did not call it (attention often reads its p only)"
@@ -24,7 +25,6 @@ UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transf
 UNREACHED = "the forward holds its layers elsewhere too (in a closure or a list), where they cannot be replaced"
 UNREAD = "what a forward does with it is only seen with example_inputs"
 ATTENTION_FUNCTION = re.compile(r".*attention.*")
-BRANCH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 
 
 def swap_dropout(
@@ -156,7 +156,7 @@ def _random_calls(
     sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
         owner = type(planner.modules[call.place]).__name__
-        what = owner if BRANCH.search(owner) else f"{call.function}()"
+        what = owner if DROP_PATH.search(owner) else f"{call.function}()"
         what += "" if call.p is None else f" with p={call.p:g}"
         sites[name] = DropoutSite(name, f"{what} at {call.where}" if call.where else what, call.p or 0.5)
         if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
@@ -171,7 +171,9 @@ def _random_calls(
 def _what_it_drops(call: RandomCall, owner: str) -> str:
     if ATTENTION_FUNCTION.fullmatch(call.function):
         return ATTENTION
-    if BRANCH.search(owner) or BRANCH.search(call.where):
+    if DROP_PATH.search(owner):
+        return "it drops whole branches, which masks of units cannot; mrreg.thin(include=['blocks']) can"
+    if DROP_PATH.search(call.where):
         return "it drops whole branches, which masks of units cannot"
     if call.scalar:
         return "one number decides, as where layers are skipped at random; the forward was followed with none skipped"

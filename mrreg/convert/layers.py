@@ -28,7 +28,7 @@ def role(module: nn.Module) -> Kind:
 
 
 def arity(module: nn.Module) -> int:
-    """Return the number of a layer's inputs that it weighs: query, key and value, the two of Bilinear, or one."""
+    """Return how many inputs a layer multiplies by weights: query, key and value, the two of Bilinear, or one."""
     return {nn.MultiheadAttention: 3, nn.Bilinear: 2}.get(type(module), 1)
 
 
@@ -75,7 +75,7 @@ def register_linear_layers(where: str, model: nn.Module) -> None:
 
 
 def _may_be_linear(module: nn.Module) -> bool:
-    """Tell if a module has the parameters of nn.Linear and nothing else, and a forward that is not torch's."""
+    """Return True if a module has the parameters of nn.Linear and nothing else, and a forward that is not torch's."""
     own = {name: p for name, p in module._parameters.items() if p is not None}
     weight, bias = own.get("weight"), own.get("bias")
     if isinstance(module, torch.jit.ScriptModule) or registered_layout(module) or has_stock_forward(module):

@@ -245,7 +245,7 @@ class ForwardTracer(TorchFunctionMode):
         return output
 
 
-class _RandomNumbers(ExtremeNumbers):
+class _RandomNumbers(ExtremeNumbers):  # type: ignore[no-untyped-call]
     """Tells a tracer of random numbers that are drawn, and makes them as large or as small as possible."""
 
     def __init__(self, tracer: ForwardTracer | None, largest: bool) -> None:
@@ -259,7 +259,7 @@ class _RandomNumbers(ExtremeNumbers):
 
 
 def _reports_itself(module: nn.Module) -> bool:
-    """Tell if the noise of a module is in the report by the module's own arguments."""
+    """Return True if the noise of a module is in the report by the module's own arguments."""
     takes_p = isinstance(module, nn.RNNBase | nn.MultiheadAttention) and has_stock_forward(module)
     return isinstance(module, DROPOUTS) or takes_p
 

@@ -72,7 +72,7 @@ def mask(
         p = check_number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
         for module in search.matching(pattern):
             if chosen.setdefault(module, p) != p:
-                rule = f"of one mind about the p of {search.path[module]!r}"
+                rule = f"consistent about the p of {search.path[module]!r}"
                 raise invalid_argument(
                     ValueError, WHERE, "patterns", rule, (chosen[module], p), f"{pattern!r} matches it again."
                 )

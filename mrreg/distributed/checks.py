@@ -1,7 +1,7 @@
 """Refusal of data parallelism in which a multirate training would hang or its ranks would drift apart.
 
-DistributedDataParallel waits for a gradient of every parameter unless told otherwise, and averages for ever only what
-was trainable when it was built. Neither is visible to an optimizer, so wrappers are asked.
+DistributedDataParallel waits for a gradient of every parameter unless told otherwise, and only ever averages what was
+trainable when it was built. An optimizer sees neither, so the wrappers are asked.
 """
 
 import gc
@@ -88,7 +88,7 @@ def _fsdp1(where: str, argument: str) -> TypeError:
 
 
 def is_fully_sharded(module: nn.Module) -> bool:
-    """Tell if `fully_shard` or FSDP1 was applied to this very module."""
+    """Return True if `fully_shard` or FSDP1 was applied to this very module."""
     return any(kind.__name__ in {"FSDPModule", "FullyShardedDataParallel"} for kind in type(module).__mro__)
 
 

@@ -4,8 +4,9 @@ import torch
 
 from mrreg.masks.attachment import Attachment, attach
 from mrreg.masks.attention import MultiheadAttention
+from mrreg.masks.block_forward import BlockForward
 from mrreg.masks.module import MaskedContainer, MultirateMask
-from mrreg.masks.slots import AttributeOverride, Slot, UnitGroup
+from mrreg.masks.slots import AttributeOverride, Block, BlockCall, Slot, UnitGroup
 from mrreg.masks.targets import MaskTarget
 from mrreg.masks.thin_mask import ThinMask
 from mrreg.masks.thin_model import rebuild_thin
@@ -17,3 +18,4 @@ __all__ = ["Attachment", "MultirateMask", "attach"]
 # what a pickled mask names, so that `torch.load` of a whole model needs nothing of ours to be allowed
 torch.serialization.add_safe_globals([MultirateMask, MaskedContainer, MaskTarget, UnitLayout, finish_load])
 torch.serialization.add_safe_globals([ThinMask, UnitGroup, Slot, AttributeOverride, MultiheadAttention, rebuild_thin])
+torch.serialization.add_safe_globals([Block, BlockCall, BlockForward])

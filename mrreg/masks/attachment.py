@@ -1,6 +1,6 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -16,8 +16,9 @@ from mrreg.masks.module import MultirateMask
 from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
 from mrreg.masks.status import collect_state, describe, positions
 from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving
+from mrreg.masks.subsets import masks_in
 from mrreg.masks.superseded import forget_superseded
-from mrreg.masks.thin_mask import ThinMask, thin_mask
+from mrreg.masks.thin_mask import ThinMask
 from mrreg.module_utils import join, within
 
 _drivers: "WeakKeyDictionary[CyclicMask, ref[MaskStepHooks]]" = WeakKeyDictionary()
@@ -120,19 +121,18 @@ def attach(
             remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
             raise invalid_state(WHERE, problem, remedy)
     step_hooks = [MaskStepHooks(each, seed, is_wrapped=each not in given) for each in optimizers]
-    first, names = 0, {}
-    for name, mask in _masks(whole):
-        names[id(mask)] = name
+    masks = list(masks_in(whole))
+    _check_masks(whole, {name: mask for name, mask, _ in masks})
+    for name, mask, first in masks:
         owner = _owner(optimizers, whole, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
             step_hooks[owner].roots.append(mask._root())
-        first += mask._draws()
     for each, hooks in zip(optimizers, step_hooks, strict=True):
         hooks.read_clock(WHERE, each.param_groups)
         refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask._masked_parameters()})
     _start(optimizers, step_hooks)
-    return Attachment(step_hooks, names)
+    return Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
 
 
 def _start(optimizers: list[Optimizer], step_hooks: list[MaskStepHooks]) -> None:
@@ -181,11 +181,9 @@ def _one_model(model: Any) -> nn.Module:
     return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
-def _masks(model: nn.Module) -> list[tuple[str, CyclicMask]]:
-    """Return the masks of a model in module order."""
-    each = [(name, m if isinstance(m, MultirateMask) else thin_mask(m)) for name, m in model.named_modules()]
-    found: list[tuple[str, CyclicMask]] = [(name, mask) for name, mask in each if mask is not None]
-    if not found:
+def _check_masks(model: nn.Module, masks: Mapping[str, CyclicMask]) -> None:
+    """Refuse a model without masks, or with one that would not be called or meet what is sharded inside it."""
+    if not masks:
         rule, remedy = "a module with a mask", "Wrap a layer in MultirateMask, or make the model thin, first."
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
     for name, module in model.named_modules():
@@ -193,20 +191,14 @@ def _masks(model: nn.Module) -> list[tuple[str, CyclicMask]]:
             remedy = "Attention reads those weights itself: mask the attention with parameters=['out_proj.weight']."
             rule = "a module whose masks are called"
             raise invalid_argument(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
-    for name, mask in found:
-        if isinstance(mask, MultirateMask):
-            _refuse_sharding_inside(name, mask)
-        elif isinstance(mask, ThinMask):
+    for name, mask in masks.items():
+        if isinstance(mask, ThinMask):
             mask.check_fit(mask._root())
-    return found
-
-
-def _refuse_sharding_inside(name: str, mask: MultirateMask) -> None:
-    # what is sharded inside a wrapper is still cut when the wrapper masks it
-    for inner, module in mask.module.named_modules():
-        if is_fully_sharded(module):
-            path = ".".join(filter(None, (name, "module", inner)))
-            raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
+        # what is sharded inside a wrapper is still cut when the wrapper masks it
+        for inner, module in mask.module.named_modules() if isinstance(mask, MultirateMask) else ():
+            if is_fully_sharded(module):
+                path = ".".join(filter(None, (name, "module", inner)))
+                raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
 def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: CyclicMask) -> int | None:
@@ -247,12 +239,8 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
 def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
     """Refuse a masked parameter that is used outside its mask: it would be masked in one place and not in another."""
     inside = {id(p) for _, p in mask._masked_parameters()}
-    wrapper = mask if isinstance(mask, MultirateMask) else None
-    modules = list(model.named_modules(remove_duplicate=False))
-    if wrapper is None:
-        places = [path for path, module in modules if module is mask._root()]
-    else:
-        places = [join(path, "module") for path, module in modules if module is wrapper]
+    holder = mask if isinstance(mask, nn.Module) else mask._root()
+    places = [path for path, module in model.named_modules(remove_duplicate=False) if module is holder]
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):

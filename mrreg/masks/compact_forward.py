@@ -47,18 +47,18 @@ class Units(KeptUnits):
 
 
 def should_use(module: nn.Module, structure: str, units: Mapping[str, Units], args: Sequence[Any]) -> bool:
-    """Tell if a masked step leaves the dropped units out: it does where that is possible and saves time."""
+    """Return True if a masked step leaves the dropped units out: it does where that is possible and saves time."""
     known = type(module) in (PAIRED if structure == "hidden" else SINGLE) and structure != "weight"
     return known and pays(module, structure, units, args) and unnoticed(module) and _together(module, units)
 
 
 def _together(module: nn.Module, units: Mapping[str, Units]) -> bool:
-    """Tell if parameters are on the device of their draws; shards may rest on another one."""
+    """Return True if parameters are on the device of their draws; shards may rest on another one."""
     return all(parameter(module, name).device == drawn.kept.device for name, drawn in units.items())
 
 
 def unnoticed(module: nn.Module) -> bool:
-    """Tell if smaller tensors can stand in for the module's parameters without anybody noticing.
+    """Return True if smaller tensors can stand in for the module's parameters without anybody noticing.
 
     Hooks and changed forwards inside the module would see them, tensor subclasses and parametrizations cannot be
     gathered, groups tie channels together. Global module hooks are not asked: they may see what is really computed.
@@ -67,7 +67,7 @@ def unnoticed(module: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Tell if a module computes what its torch class does, from plain tensors, whatever their width."""
+    """Return True if a module computes what its torch class does, from plain tensors, whatever their width."""
     if module.__dict__.get("groups", 1) != 1 or (isinstance(module, nn.PReLU) and module.num_parameters > 1):
         return False
     plain = (type(p) in (Tensor, nn.Parameter) for p in module._parameters.values() if p is not None)

@@ -24,17 +24,6 @@ from mrreg.masks.masked_tensor import ReusableBuffer, as_bits, bits_dtype
 Group = dict[str, Any]
 State = MutableMapping[str, Any]
 
-GRADIENT = "grad"
-
-
-def update_source(optimizer: torch.optim.Optimizer, group: Group) -> str:
-    """Name the factor of -lr in an update, exact to the bit: GRADIENT or a state buffer; "" if it is neither."""
-    if type(optimizer) is not torch.optim.SGD or group.get("maximize") or group.get("fused"):
-        return ""
-    if group.get("momentum"):
-        return "" if group.get("nesterov") else "momentum_buffer"
-    return "" if group.get("weight_decay") else GRADIENT
-
 
 def is_static_without_grad(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     """Return True if entries without gradient and momentum do not move by a bit: SGD without weight decay."""
@@ -99,104 +88,63 @@ class FrozenEntries:
     """The slow entries of one parameter: what a step must not change, or must move further."""
 
     def __init__(self) -> None:
-        self._slow = torch.empty(0)  # the complement of the bits
-        self._drawn: object = None  # the cycle that `_slow` is of
         self._memory: defaultdict[str, ReusableBuffer] = defaultdict(ReusableBuffer)
-        self._saved: dict[str, Tensor] = {}
+        self._saved: dict[str, tuple[Tensor, Tensor]] = {}  # tensors, and what they held before the step
         self._boost: float | None = None  # of a joint step; None on masked ones
-        self._zeroed: list[tuple[str, Tensor, Tensor]] | None = None  # state that is zero at slow entries, and those
-        self._source = ""  # name of the buffer that a joint step moves along
-        self._group: Group = {}  # with the lr of that step
-        self._spare = ReusableBuffer()
+        self._is_static = False
 
-    def snapshot(self, parameter: Tensor, state: State, bits: Tensor, drawn: object, is_static: bool) -> None:
+    def snapshot(self, parameter: Tensor, state: State, bits: Tensor, is_static: bool) -> None:
         """Remember, before a masked step, the slow entries of the parameter and of its state.
 
         If entries without gradient and momentum stay where they are (`is_static`), it is cheaper to take the momentum
         away for the step than to undo what it does.
         """
-        self._boost, self._zeroed = None, [] if is_static else None
-        self._set_slow(bits, drawn)
-        for name, value in _shaped(parameter, state):
-            if is_static and not name:
-                continue
+        self._boost, self._saved, self._is_static = None, {}, is_static
+        tensors = [(name, value) for name, value in _shaped(parameter, state) if name or not is_static]
+        slow = self._slow(bits) if tensors else bits
+        for name, value in tensors:
             saved = self._memory[name].empty_like(value)
-            torch.bitwise_and(as_bits(value), _fit(self._slow, value), out=as_bits(saved))
-            if self._zeroed is None:
-                self._saved[name] = saved
-            else:
+            torch.bitwise_and(as_bits(value), _fit(slow, value), out=as_bits(saved))
+            self._saved[name] = value, saved
+            if is_static:
                 as_bits(value).bitwise_and_(_fit(bits, value))
-                self._zeroed.append((name, value, saved))
 
-    def prepare_boost(
-        self,
-        parameter: Tensor,
-        bits: Tensor,
-        drawn: object,
-        boost: float,
-        source: str,
-        group: Group,
-        spare: ReusableBuffer,
-    ) -> None:
-        """Prepare for a joint step, which moves slow entries `boost` times as far as the optimizer takes them.
-
-        If the update is -lr times `source` (see `update_source`), nothing has to be remembered, and `spare`, memory of
-        the parameter's size that is free after the step, is enough.
-        """
-        self._boost, self._source, self._group, self._zeroed, self._spare = boost, source, group, None, spare
-        if not source:
-            self._set_slow(bits, drawn)
-            here = local(parameter)
-            self._saved[""] = self._memory[""].empty_like(here).copy_(here)
+    def prepare_boost(self, parameter: Tensor, boost: float) -> None:
+        """Prepare for a joint step, which moves slow entries `boost` times as far as the optimizer takes them."""
+        here = local(parameter)
+        self._boost, self._saved = boost, {"": (here, self._memory[""].empty_like(here).copy_(here))}
 
     def restore(self, parameter: Tensor, state: State, bits: Tensor, decayed: bool) -> None:
-        """Put the slow entries back after the step, or scale what they moved."""
+        """Put the slow entries back after the step, or move them further."""
         if self._boost is not None:
-            self._push_slow(parameter, state, bits, self._boost - 1)
-            return
-        if self._zeroed is not None:
-            self.rollback()
+            here = local(parameter)
+            moved = self._saved.pop("")[1].sub_(here)  # backwards
+            as_bits(moved).bitwise_and_(self._slow(bits))
+            here.sub_(moved, alpha=self._boost - 1)
             return
         for name, value in _shaped(parameter, state):
             if name in self._saved:
-                _replace_slow(value, self._saved.pop(name), _fit(bits, value))
-            elif decayed or has_slow_grad(parameter, bits):
+                _replace_slow(value, self._saved.pop(name)[1], _fit(bits, value))
+            elif not self._is_static and (decayed or has_slow_grad(parameter, bits)):
                 # state that this step has made, from decayed weights or a gradient that a closure wrote
                 as_bits(value).bitwise_and_(_fit(bits, value))
 
-    def _push_slow(self, parameter: Tensor, state: State, bits: Tensor, further: float) -> None:
-        """Move the slow entries `further` times as far again as they went."""
-        here = local(parameter)
-        if not self._source:
-            moved = self._saved.pop("").sub_(here)  # backwards
-            as_bits(moved).bitwise_and_(self._slow)
-            here.sub_(moved, alpha=further)
-        elif parameter.grad is not None:  # else it has not moved
-            along = local(parameter.grad if self._source == GRADIENT else state[self._source])
-            slow = self._spare.empty_like(along)
-            torch.addcmul(as_bits(along), as_bits(along), bits, out=as_bits(slow))  # zero where bits are -1
-            here.sub_(slow, alpha=float(self._group["lr"]) * further)
-
-    def rollback(self) -> None:
-        """Put slow entries of the state back where they were set to zero, also after a step that never ended."""
-        while self._zeroed:
-            _name, value, saved = self._zeroed.pop()
-            as_bits(value).bitwise_or_(as_bits(saved))
-
-    def unmasked_state(self) -> dict[str, Tensor]:
-        """Return the state that is zero at slow entries now, with those entries back."""
+    def unmasked_state(self, bits: Tensor) -> dict[str, Tensor]:
+        """Return the state in the middle of a step, with its slow entries as they were before."""
         return {
-            name: as_bits(value).bitwise_or(as_bits(saved)).view(value.dtype)
-            for name, value, saved in self._zeroed or ()
+            name: _replace_slow(v.clone(), saved, _fit(bits, v)) for name, (v, saved) in self._saved.items() if name
         }
 
-    def _set_slow(self, bits: Tensor, drawn: object) -> None:
-        """Keep the bits of the slow entries from step to step; forget a step that never ended."""
-        if drawn != self._drawn:
-            self._slow = torch.empty(0)  # gives its memory back
-            self._slow = torch.bitwise_not(bits, out=self._memory["slow bits"].empty_like(bits))
-            self._drawn = drawn
-        self._saved.clear()
+    def abandon(self, bits: Tensor) -> None:
+        """Put the slow entries of the state back after a step that failed; the parameter may have been loaded since."""
+        while self._saved:
+            name, (value, saved) = self._saved.popitem()
+            if name:
+                _replace_slow(value, saved, _fit(bits, value))
+
+    def _slow(self, bits: Tensor) -> Tensor:
+        """Return the complement of the bits: set where entries are slow."""
+        return torch.bitwise_not(bits, out=self._memory["slow bits"].empty_like(bits))
 
 
 def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
@@ -207,10 +155,11 @@ def _shaped(parameter: Tensor, state: State) -> Iterator[tuple[str, Tensor]]:
             yield name, local(value)
 
 
-def _replace_slow(value: Tensor, saved: Tensor, bits: Tensor) -> None:
+def _replace_slow(value: Tensor, saved: Tensor, bits: Tensor) -> Tensor:
     """Write saved slow entries over a tensor: a select in one pass, since bits are -1 and 0."""
     here = as_bits(value)
     torch.addcmul(as_bits(saved), here, bits, value=-1, out=here)
+    return value
 
 
 def _fit(bits: Tensor, value: Tensor) -> Tensor:

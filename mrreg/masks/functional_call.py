@@ -41,7 +41,7 @@ _lock = RLock()
 
 
 class ThreadLocalParameters(MutableMapping[str, Any]):
-    """Stands for `_parameters` of a module during calls: each thread sees its own call's tensors, others parameters."""
+    """Stands for `_parameters` of a module in calls: a thread sees the tensors of its own call, others parameters."""
 
     def __init__(self, parameters: dict[str, Any]) -> None:
         self.parameters, self.users = parameters, 0

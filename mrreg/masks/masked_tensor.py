@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class ReusableBuffer:
-    """Memory for one tensor, which is handed out again once everybody else has let it go."""
+    """Memory for one tensor, handed out again once nobody else uses it."""
 
     _storage: torch.UntypedStorage  # of the memory, once there is any
 
@@ -22,9 +22,9 @@ class ReusableBuffer:
         self.used = False  # set by whoever fills it in a backward pass
         self._tensor = torch.empty(0)
         self._asked: object = None  # the request that the memory was made for
-        self._thread = 0  # whose it is: between a look at its users and its use, another thread may have looked too
-        self.address = 0  # another one once it is resized, or moved to where other processes see it
-        self._idle = 0, 0  # its users when it is only here
+        self._thread = 0  # that may use it again: another one could take it between the look at its users and its use
+        self.address = 0  # changes where it is resized, or moved to memory that processes share
+        self._idle = 0, 0  # its users when nobody else has it
 
     def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return an uninitialized contiguous tensor."""
@@ -95,8 +95,8 @@ def masked(value: Tensor, bits: Tensor, scale: float, buffers: MaskBuffers, grad
         bits: -1 where kept, 0 where slow; they broadcast over the value.
         scale: Factor of kept entries.
         buffers: Memory for the result and its gradient.
-        grad_is_exclusive: The gradient of the result will be nobody else's, as that of one matrix product, so that it
-            can be masked in place.
+        grad_is_exclusive: True if nobody else sees the gradient of the result, as for a matrix product: it may be
+            masked in place.
     """
     if torch._C._are_functorch_transforms_active():
         how: Callable[[Tensor, Tensor], Any] = select
@@ -111,7 +111,7 @@ def masked(value: Tensor, bits: Tensor, scale: float, buffers: MaskBuffers, grad
 
 
 def select(value: Tensor, bits: Tensor) -> Tensor:
-    """Return entries where bits are set and zeros elsewhere, in terms that compilers fuse and transforms know."""
+    """Return entries where bits are set and zeros elsewhere, by what compilers fuse and transforms support."""
     return torch.where(bits != 0, value, 0.0)
 
 
@@ -157,7 +157,7 @@ class _Masked(torch.autograd.Function):
 
 
 class _Selected(torch.autograd.Function):
-    """Select whose derivative compares again: compilers for CPUs are slow with truth values that are kept for it."""
+    """`select` whose derivative compares again: compilers for CPUs are slow with truth values saved for it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, numbers: Tensor) -> Tensor:

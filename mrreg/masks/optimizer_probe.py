@@ -106,10 +106,7 @@ def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> str:
             return f"A trial step on a small tensor failed ({type(error).__name__}: {error})."
     if results[0] is None or results[1] is None:
         return ""
-    same = torch.equal(results[0][~other], results[1][~other])
-    return (
-        "" if same else "In a trial on a small tensor, entries moved differently when the gradients of others changed."
-    )
+    return "" if torch.equal(results[0][~other], results[1][~other]) else DEPENDENT
 
 
 def _train(optimizer: Optimizer, group: dict[str, Any], start: Tensor, gradients: list[Tensor]) -> Tensor | None:

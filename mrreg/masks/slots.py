@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 Role = Literal["producer", "member", "consumer"]
-Kind = Literal["hidden", "heads", "channels", "inputs", "stream"]
+Kind = Literal["hidden", "heads", "channels", "inputs", "stream", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,40 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class BlockCall:
+    """A module that is not called while its block is off, and what stands for its output.
+
+    Args:
+        module: Path of the module.
+        gives: "zeros" like its first input, or that "input".
+        outputs: Length of the tuple that it returns, whose later elements are None then; 0 if it returns a tensor.
+        scaled: True if what it adds to the stream is multiplied where blocks are rescaled.
+        drops: True if it drops paths itself: in training it passes its input on instead.
+    """
+
+    module: str
+    gives: Literal["zeros", "input"]
+    outputs: int
+    scaled: bool
+    drops: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """A residual branch, or a block with its own skip, that can be off.
+
+    Args:
+        name: Path of the module that ends it.
+        calls: That module, then those that work for it alone.
+        parameters: Names of the parameters that nothing else uses.
+    """
+
+    name: str
+    calls: tuple[BlockCall, ...]
+    parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class UnitGroup:
     """Units that are absent together: absent means that the consumers' columns count as zero.
 
@@ -37,6 +71,7 @@ class UnitGroup:
         units: Number of units.
         kept: Number of units that are present on a masked step.
         slots: Every place where entries of a unit lie.
+        blocks: The units, if they are blocks: those have no slots.
     """
 
     name: str
@@ -44,6 +79,7 @@ class UnitGroup:
     units: int
     kept: int
     slots: tuple[Slot, ...]
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)

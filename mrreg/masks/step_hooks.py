@@ -27,14 +27,12 @@ from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
 from mrreg.masks.base import CyclicMask, MoveReport
 from mrreg.masks.frozen_entries import (
-    GRADIENT,
     FrozenEntries,
     Group,
     MaskedGradient,
     has_slow_grad,
     is_static_without_grad,
     mask_gradient,
-    update_source,
 )
 from mrreg.masks.mask_clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.module import MultirateMask
@@ -142,9 +140,9 @@ class MaskStepHooks:
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Save the state of slow entries also in the middle of a step, or after one that was interrupted."""
-        for p, frozen, *_ in self.snapshots:
+        for p, frozen, bits, _ in self.snapshots:
             state = optimizer.state.get(p)
-            unmasked = {} if state is None or is_sharded(p) else frozen.unmasked_state()
+            unmasked = {} if state is None or is_sharded(p) else frozen.unmasked_state(bits)
             if unmasked:
                 saved["state"] = {
                     key: state | unmasked if value is state else value for key, value in saved["state"].items()
@@ -194,27 +192,27 @@ class MaskStepHooks:
         self, optimizer: Optimizer, mask: MultirateMask, name: str, p: Tensor, group: Group, grads_may_change: bool
     ) -> None:
         """Prepare one parameter for a step."""
-        source, bits = update_source(optimizer, group), mask._bits[name]
+        bits = mask._bits[name]
         if mask._masking and not mask._forward_ran.masked and not grads_may_change:  # else the last step's gradient
             _warn_unread(mask, name, p, bits)
         memory = mask._mask_buffers[name].values  # of the masked weight: free until the next forward
         if mask._masking and (gradient := mask_gradient(p, bits, memory)):
             self.masked_gradients.append(gradient)
-        if (source == GRADIENT and not grads_may_change) if mask._masking else mask.boost == 1:
-            return  # zero times anything, or an ordinary step
         frozen = self.frozen_entries[id(p)]
         if mask._masking:
             is_static = is_static_without_grad(optimizer, group) and not grads_may_change
-            frozen.snapshot(p, optimizer.state.get(p, {}), bits, mask._drawn, is_static)
+            frozen.snapshot(p, optimizer.state.get(p, {}), bits, is_static)
+        elif mask.boost != 1:
+            frozen.prepare_boost(p, mask.boost)
         else:
-            frozen.prepare_boost(p, bits, mask._drawn, mask.boost, source, group, memory)
+            return  # an ordinary step
         self.snapshots.append((p, frozen, bits, bool(group.get("weight_decay"))))
 
     def _abandon(self) -> None:
-        """Forget a step that never ended, for something in it failed."""
+        """Forget a step that failed half-way."""
         while self.snapshots:
-            _p, frozen, *_ = self.snapshots.pop()
-            frozen.rollback()
+            _p, frozen, bits, _decayed = self.snapshots.pop()
+            frozen.abandon(bits)
         self._restore_gradients()
 
     def _restore_gradients(self) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +85,7 @@ def entries_of(mask: CyclicMask) -> tuple[int, float]:
 def _share(mask: CyclicMask, name: str) -> float:
     """Return the share of a masked parameter's entries that is present on a masked step."""
     if isinstance(mask, ThinMask):
-        return prod(group.kept / group.units for group, _ in mask.tensors[name].cuts.values())
+        return mask.tensors[name].share
     assert isinstance(mask, MultirateMask)
     layout = next(target.layout for target in mask.targets if target.name == name)
     p = _probability(mask)

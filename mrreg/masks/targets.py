@@ -49,7 +49,7 @@ class MaskTarget:
     normalized: tuple[int, ...] = ()
 
     def keep_some(self, bits: Tensor) -> Tensor:
-        """Keep all entries where all were slow and have a norm in common, since zero by zero is no number."""
+        """Keep all entries that share a norm where all of them were slow: zero divided by zero is not a number."""
         if not self.normalized or not bits.numel():
             return bits
         return bits.masked_fill((bits == 0).all(dim=self.normalized, keepdim=True), -1)

@@ -14,7 +14,8 @@ from typing_extensions import Self
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks.checkpoint_guard import CheckpointGuard
-from mrreg.masks.thin_mask import WHERE, ThinMask, ThinTensor
+from mrreg.masks.thin_mask import ThinMask
+from mrreg.masks.thin_tensor import WHERE, ThinTensor
 
 Forward = Callable[..., Any]
 
@@ -155,6 +156,8 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
     masked = mask._masking and model.training
     if torch.compiler.is_compiling() or torch._C._is_tracing():
+        if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
+            return torch.compiler.disable(run)(mask, model, forward, args, kwargs)  # type: ignore[no-untyped-call]
         return _run_traced(mask, model, forward, args, kwargs) if masked else forward(model, *args, **kwargs)
     running = mask.running
     if running is not None and running.thread == get_ident():

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from threading import RLock
 from typing import Any
@@ -11,70 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument, invalid_state
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_state
 from mrreg.masks.base import CyclicMask, ForwardRan, MoveReport
-from mrreg.masks.kept_entries import KeptUnits
 from mrreg.masks.sampling import draw_kept
 from mrreg.masks.slots import AttributeOverride, UnitGroup
+from mrreg.masks.thin_tensor import WHERE, ThinTensor, own_table, tensors_of
 
-WHERE = "thin"
 NAME = "_thin_mask"  # under which a thin model has its mask
-
-
-class ThinTensor(KeptUnits):
-    """One parameter or buffer that holds units.
-
-    Args:
-        name: Its dotted name.
-        cuts: For each dimension that counts units the group and the positions of each unit, (units, entries).
-        scale: Factor of the kept entries in masked forwards.
-    """
-
-    def __init__(self, name: str, cuts: Mapping[int, tuple[UnitGroup, Tensor]], scale: float) -> None:
-        super().__init__(scale)
-        self.name, self.cuts = name, cuts
-
-    def of(self, model: nn.Module) -> Tensor:
-        """Return the parameter or buffer of this name in a model."""
-        path, _, leaf = self.name.rpartition(".")
-        module = model.get_submodule(path)
-        parameters, buffers = (own_table(module, kind) for kind in ("_parameters", "_buffers"))
-        found: Tensor = (parameters if leaf in parameters else buffers)[leaf]
-        return found
-
-    def misfit(self, model: nn.Module) -> str:
-        """Say how a model no longer has this tensor; nothing if it does."""
-        try:
-            shape = self.of(model).shape
-        except (AttributeError, KeyError):
-            return f"{self.name!r} is gone"
-        sizes = {dim: positions.numel() for dim, (_, positions) in self.cuts.items()}
-        wrong = [dim for dim, size in sizes.items() if shape[dim : dim + 1] != (size,)]
-        return f"{self.name!r} has {tuple(shape)}, not {sizes[wrong[0]]} in dimension {wrong[0]}" if wrong else ""
-
-    def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
-        """Take over the kept units of each group."""
-        cuts = self.cuts.items()
-        along = {dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in cuts}
-        self.keep(along, value)
-
-    def gather(self, value: Tensor) -> Tensor:
-        """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
-        return self.widened(super().gather(value), value)
-
-    def widened(self, small: Tensor, value: Tensor) -> Tensor:
-        """Return kept entries with the columns that read absent inputs, at zero: the model's inputs come whole."""
-        for dim, (group, _) in self.cuts.items():
-            if group.kind == "inputs":
-                shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
-                small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
-        return small
-
-
-def own_table(module: nn.Module, kind: str) -> Any:
-    """Return the `_parameters` or `_buffers` of a module, also while another table stands for it."""
-    table = module.__dict__[kind]
-    return getattr(table, "own", table)
 
 
 Place = tuple[nn.Module, str, dict[str, ThinTensor]]
@@ -110,7 +53,10 @@ class ThinMask(CyclicMask):
         self.groups, self.overrides, self.rescale = tuple(groups), tuple(overrides), rescale
         self.k, self.flops = check_int(WHERE, "k", k), flops
         self.boost = boost
-        self.tensors = _tensors(self.groups, rescale)
+        self.tensors = tensors_of(self.groups, rescale)
+        self.block_group = next((group for group in self.groups if group.blocks), None)
+        self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
+        self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
         self.running: Any = None  # the masked forward that holds the lock
         self.tables: list[Any] = []  # which stand for those of modules
@@ -135,6 +81,11 @@ class ThinMask(CyclicMask):
         """The largest share of units that a group loses."""
         return max((1 - group.kept / group.units for group in self.groups), default=0.0)
 
+    @property
+    def masked(self) -> bool:
+        """True while training forwards of the model leave units out."""
+        return self._masking and (model := self._model()) is not None and model.training
+
     def __str__(self) -> str:
         return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, k={self.k}, boost={self.boost}"
 
@@ -145,7 +96,7 @@ class ThinMask(CyclicMask):
                 told = ", ".join(misfits[:3])
                 problem = f"a layer was replaced since the model became thin, and no longer fits: {told}"
                 raise invalid_state(WHERE, problem, "Call mrreg.unwrap(model), thin and attach again.")
-            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values()}
+            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values() if tensor.cuts}
             places = []
             for module, kind in product(model.modules(), ("_parameters", "_buffers")):
                 found = {name: thin[id(value)] for name, value in own_table(module, kind).items() if id(value) in thin}
@@ -196,11 +147,13 @@ class ThinMask(CyclicMask):
             group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
             for index, group in enumerate(self.groups, first)
         }
+        if blocks := self.block_group:
+            self.off = frozenset(range(blocks.units)).difference(kept[blocks.name].tolist())
         for tensor in self.tensors.values():
             tensor.draw(kept, tensor.of(model))
 
     def _clear_mask(self) -> None:
-        self._drawn = None
+        self._drawn, self.off = None, frozenset()
 
     def _set_phase(self, clock: int, seed: int, first: int) -> None:
         if self._drawn != (seed, first, clock // self.k, self.p):
@@ -214,7 +167,8 @@ class ThinMask(CyclicMask):
 
     def warn_if_moved(self) -> None:
         """Warn once per optimizer that weights moved after a backward pass, but in no step that it counted."""
-        found = next(((name, p) for name, p in self._masked_parameters() if p.requires_grad), None)
+        cut = ((name, p) for name, p in self._masked_parameters() if self.tensors[name].cuts)
+        found = next(((name, p) for name, p in cut if p.requires_grad), None)
         if found is None or self._move_report.given or not torch.is_grad_enabled():
             return
         memory, before = self.tensors[found[0]].gradients, self._version
@@ -240,9 +194,12 @@ class ThinMask(CyclicMask):
             warnings.warn(f"attach: {problem}. {remedy}.", NoEffectWarning, stacklevel=6)
 
     def _reaches_absent(self, name: str, grad: Tensor) -> bool:
-        if is_sharded(grad) or grad.layout is not torch.strided:
+        tensor = self.tensors[name]
+        if not tensor.has_absent or is_sharded(grad) or grad.layout is not torch.strided:
             return False
-        absent, entries = grad.detach().clone(), self.tensors[name].entries(grad)
+        if tensor.off:
+            return bool(grad.any())
+        absent, entries = grad.detach().clone(), tensor.entries(grad)
         entries.put(torch.zeros_like(entries.take(absent)), absent)
         return bool(absent.any())
 
@@ -269,7 +226,7 @@ class ThinMask(CyclicMask):
     def forget(self) -> None:
         """Have no groups, whatever still drives the mask."""
         self._detach()
-        self.groups, self.tensors = (), {}
+        self.groups, self.tensors, self.block_group = (), {}, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
@@ -291,19 +248,3 @@ def thin_mask(model: nn.Module) -> ThinMask | None:
     if mask is not None and mask._model() is not model:
         mask._model = weakref.ref(model)
     return mask
-
-
-def _tensors(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTensor]:
-    """Collect the slots of groups that lose units, for each parameter and buffer."""
-    cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
-    scales: dict[str, float] = {}
-    for group in groups:
-        for slot in group.slots if group.kept < group.units else ():
-            if slot.dim in cuts.setdefault(slot.name, {}):
-                raise invalid_argument(
-                    ValueError, WHERE, "groups", f"one for dimension {slot.dim} of {slot.name!r}", group.name
-                )
-            cuts[slot.name][slot.dim] = group, slot.indices
-            factor = group.units / group.kept if rescale and slot.role == "consumer" else 1.0
-            scales[slot.name] = scales.get(slot.name, 1.0) * factor
-    return {name: ThinTensor(name, found, scales[name]) for name, found in cuts.items()}

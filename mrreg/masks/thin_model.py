@@ -11,8 +11,10 @@ from torch import nn
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks import thin_call
 from mrreg.masks.attention import MultiheadAttention
+from mrreg.masks.block_forward import put_in, take_out
 from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.masks.thin_mask import NAME, WHERE, ThinMask
+from mrreg.masks.thin_mask import NAME, ThinMask
+from mrreg.masks.thin_tensor import WHERE
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -53,6 +55,8 @@ def install(
         raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
     mask = ThinMask(model, groups, overrides, k, boost, rescale, flops, resident)
     vars(model)[NAME] = mask
+    if mask.block_group is not None:
+        put_in(model, mask.block_group.blocks, mask)
     for module, *_ in mask.places(model):
         if type(module) is nn.MultiheadAttention:
             module.__class__ = MultiheadAttention
@@ -70,6 +74,7 @@ def uninstall(model: nn.Module) -> None:
     mask: ThinMask = vars(model)[NAME]
     mask.forget()
     del vars(model)[NAME]
+    take_out(model)
     model.__class__ = plain
     for module in model.modules():
         if type(module) is MultiheadAttention:

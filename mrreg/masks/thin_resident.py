@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.masks.thin_mask import ThinMask, ThinTensor
+from mrreg.masks.thin_mask import ThinMask
 from mrreg.masks.thin_step import ThinLeaf, ThinStep
+from mrreg.masks.thin_tensor import ThinTensor
 
 
 class ResidentLeaves:
@@ -50,7 +51,7 @@ class ResidentLeaves:
         }
         for tensor in self._mask.tensors.values():
             p = tensor.of(model)
-            if id(p) in places and _is_free(p):
+            if tensor.cuts and not tensor.off and id(p) in places and _is_free(p):
                 leaf = self._leaves[tensor] = ThinLeaf(p)
                 leaf.enter(optimizer, *places[id(p)], tensor)
                 small: Any = leaf.leaf

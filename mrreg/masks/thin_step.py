@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
-from mrreg.masks.thin_mask import ThinMask, ThinTensor
+from mrreg.masks.thin_mask import ThinMask
+from mrreg.masks.thin_tensor import ThinTensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -117,6 +118,24 @@ def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == parameter.shape and name != "step"
 
 
+class OffLeaf:
+    """A parameter of a block that is off: in a masked step an optimizer sees no gradient of it, and leaves it alone."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter, self._gradient = parameter, parameter.grad
+        parameter.grad = None
+
+    def show(self, optimizer: Optimizer) -> None:
+        """Let the optimizer see the parameter, as always."""
+
+    hide = show
+
+    def leave(self, optimizer: Optimizer, completed: bool) -> None:
+        """Give the gradient back."""
+        if self.parameter.grad is None:
+            self.parameter.grad = self._gradient
+
+
 Masked = list[tuple[ThinTensor, Tensor, ThinMask]]  # thin tensors that are parameters of the optimizer
 
 
@@ -126,7 +145,7 @@ class ThinStep:
     def __init__(self) -> None:
         self.running = False
         self._leaves: dict[int, ThinLeaf] = {}
-        self._inside: list[ThinLeaf] = []
+        self._inside: list[ThinLeaf | OffLeaf] = []
         self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
 
     def begin(self, optimizer: Optimizer, masked: Masked, call: Call, late: bool) -> Call | None:
@@ -138,6 +157,7 @@ class ThinStep:
         if self._inside and all(leaf.parameter.grad is None for leaf in self._inside):
             return None  # a subclass that calls super().step()
         self.abandon(optimizer)
+        masked = [each for each in masked if each[0].has_absent]
         self._remember([each for each in masked if not each[2]._masking and each[2].boost != 1], late)
         masked = [each for each in masked if each[2]._masking]
         if not late:
@@ -152,10 +172,11 @@ class ThinStep:
             self._inside.pop().leave(optimizer, completed=True)
         while self._moving:
             tensor, parameter, before, boost = self._moving.pop()
-            here, entries = local(parameter), tensor.entries(parameter)
-            kept = entries.take(here)
+            here = local(parameter)
+            kept = None if tensor.off else tensor.entries(parameter).take(here)
             torch.lerp(before, here, boost, out=here)
-            entries.put(kept, here)
+            if kept is not None:
+                tensor.entries(parameter).put(kept, here)
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""
@@ -186,7 +207,9 @@ class ThinStep:
             id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])
         }
         for tensor, p, _ in masked:
-            if p.grad is not None:
+            if p.grad is not None and tensor.off:
+                self._inside.append(OffLeaf(p))
+            elif p.grad is not None:
                 leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), ThinLeaf(p))
                 leaf.enter(optimizer, *places[id(p)], tensor)
                 self._inside.append(leaf)

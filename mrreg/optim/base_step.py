@@ -66,7 +66,7 @@ def unwrapped_step(base: Optimizer) -> Step:
 
 
 def class_and_attributes(base: Optimizer) -> tuple[type[Optimizer], dict[str, Any]]:
-    """Return class and attributes for a copy; torch's own keeps three attributes and loses those of third parties."""
+    """Return class and attributes for a copy; torch would keep three attributes and lose those of third parties."""
     if type(base).__getstate__ is not Optimizer.__getstate__:
         return type(base), base.__getstate__()
     kept = {k: v for k, v in vars(base).items() if k not in NOT_COPIED and not k.startswith("_optimizer_")}

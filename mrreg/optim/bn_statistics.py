@@ -24,27 +24,26 @@ class StatisticsGate:
     """Hooks around the forward of one layer, which is as its user left it before and after."""
 
     def __init__(self) -> None:
+        self.policy = "every"
         self.moves = True  # statistics move in training
-        self.batch = True  # the batch's own statistics normalize it
-        self.once = False  # not again where a backward pass recomputes the forward, as activation checkpointing does
         self.handles: list[RemovableHandle] = []
         self._kept: dict[str, Tensor] = {}  # buffers that are not to move in the forward in progress
         self._off = ""  # name of the attribute that is False for the forward in progress
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
         """Set the layer for one forward; in evaluation mode there is nothing to set."""
-        if self.once and self.moves and _is_recomputing():
+        if self.policy == "sync" and self.moves and _is_recomputing():
             # Checkpointing compares what forward and recomputation save, so the layer computes the same on copies.
             self._kept = {name: buffer for name, buffer in layer._buffers.items() if buffer is not None}
             layer._buffers.update({name: buffer.clone() for name, buffer in self._kept.items()})
-        if layer.training and not (self.moves and self.batch):
-            name = "track_running_stats" if self.batch else "training"
+        if layer.training and not self.moves:
+            name = "training" if self.policy == "never" else "track_running_stats"
             if getattr(layer, name):
                 setattr(layer, name, False)
                 self._off = name
 
     def after(self, layer: _BatchNorm, *_: Any) -> None:
-        """Set it back, also where the forward failed."""
+        """Set it back, even if the forward failed."""
         layer._buffers.update(self._kept)
         self._kept = {}
         if self._off:
@@ -104,9 +103,8 @@ class Statistics:
         groups = optimizer.param_groups
         for gate, owners in self._gates:
             due = any(groups[i]["clock"] == groups[i]["next_sync"] for i in owners)
+            gate.policy = self.statistics
             gate.moves = self.statistics == "every" or (self.statistics == "sync" and due)
-            gate.batch = self.statistics != "never"
-            gate.once = self.statistics == "sync"
 
 
 def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = None) -> Statistics:
@@ -120,18 +118,18 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
 
         r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
 
-    With "every" and "sync" b normalizes the batch; with "never" r does: frozen BatchNorm, whose weight and bias train.
-    With "sync" r is an average over as many updates, so over k times as many steps, and moves once where activation
-    checkpointing repeats the forward; with "every" it moves twice there, as in torch.
+    With "every" and "sync" b normalizes the batch; with "never" r does: a frozen BatchNorm whose weight and bias train.
+    With "sync" r averages over the same number of updates, hence over k times as many steps. Where activation
+    checkpointing repeats a forward, r moves once with "sync", and twice with "every", as in torch.
 
-    A layer is slow if all its parameters have had a period above 1 at construction, and at a sync step if any of them
-    is. One without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in
-    `model.modules()` that has some; if there is none, with the first behind it.
+    A layer is slow if all its parameters had a period above 1 at construction; its sync steps are those of any of them.
+    A layer without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in
+    `model.modules()` that has some or, if there is none, with the first one after it.
 
     Args:
         optimizer: A `Multirate`, `MultirateSGD` or `MultirateAdamW`, also in Accelerate's or Lightning's wrapper.
         model: The model, with BatchNorm1d to 3d or SyncBatchNorm layers.
-        statistics: "every", "sync" or "never". None: as the optimizer says that was loaded or copied, else "every".
+        statistics: "every", "sync" or "never". None: what a loaded or copied optimizer says, or else "every".
 
     Returns:
         A handle: `handle.remove()` takes everything back, `handle.layers` are the names of the slow layers,
@@ -157,8 +155,8 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
         (2, ('1',))
 
     Note:
-        The policy is saved with the optimizer, in its `param_groups`. Call this function after a resume too, before or
-        after loading: it finds the layers. The last word counts: of a call with `statistics`, or of a load.
+        The policy is saved with the optimizer, in its `param_groups`. Call this function when you resume too, before or
+        after loading, since it finds the layers. A later load or a later call with `statistics` overrides the policy.
 
     Note:
         Convert to SyncBatchNorm before this call. Copies of the model are as in torch. `optimizer.close()` does not end
@@ -217,7 +215,7 @@ def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[
 
 
 def _has_statistics(name: str, layer: nn.Module) -> bool:
-    """Tell if a policy can be set for this layer."""
+    """Return True if a policy can be set for this layer."""
     if not isinstance(layer, _BatchNorm):
         return False
     if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
@@ -229,7 +227,7 @@ def _has_statistics(name: str, layer: nn.Module) -> bool:
 
 
 def _is_recomputing() -> bool:
-    """Tell if this forward is part of a backward pass."""
+    """Return True if this forward is part of a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 

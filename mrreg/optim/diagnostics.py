@@ -12,7 +12,7 @@ IDLE_CALLS = 3  # calls of `step` in a row without any gradient before it is rep
 
 
 class UnscheduledGroupDetector:
-    """Finds schedules written by hand that set the lr of the first group alone, where all groups began with one lr."""
+    """Finds schedules written by hand that set the lr of the first group only, though all groups began with one lr."""
 
     def __init__(self, groups: list[Group]) -> None:
         rates = [group["lr"] for group in groups]
@@ -20,7 +20,7 @@ class UnscheduledGroupDetector:
         self._lr = rates[0] if same else None
 
     def check(self, groups: list[Group]) -> str:
-        """Return the problem once; a group with "initial_lr" has a scheduler of torch's, which asks for every group."""
+        """Return the problem once; one of torch's schedulers, which sets "initial_lr", takes care of every group."""
         if self._lr is None or groups[0]["lr"] == self._lr:
             return ""
         changed = [group["lr"] != self._lr or "initial_lr" in group for group in groups]
@@ -31,7 +31,7 @@ class UnscheduledGroupDetector:
 
 
 def has_gradient(groups: list[Group]) -> bool:
-    """Tell if any parameter has a gradient."""
+    """Return True if any parameter has a gradient."""
     for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one
         for p in group["params"]:
             if p.grad is not None:
@@ -69,12 +69,12 @@ class MissingGradientDetector:
         return ""
 
     def check_idle_call(self, groups: list[Group]) -> str:
-        """Report calls without any gradient: one is no step, but many leave slow parts switched off for ever."""
+        """Report calls without any gradient: one is no step, but many leave slow parts switched off forever."""
         waiting = len({group["next_sync"] for group in groups}) > 1
         self._idle += waiting
         if self._idle < IDLE_CALLS or self._reported:
             return ""
-        return self._report(f"no parameter got a gradient at {IDLE_CALLS} calls in a row, and slow parts wait")
+        return self._report(f"no parameter got a gradient at {IDLE_CALLS} calls in a row, and slow parts are waiting")
 
     def _report(self, text: str) -> str:
         self._reported = True

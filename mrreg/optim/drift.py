@@ -39,7 +39,7 @@ def step_size(group: Group) -> float:
 
 
 def buffer_is_direction(base: torch.optim.Optimizer, group: Group) -> bool:
-    """Tell if the base's momentum buffer is the direction, so that drift needs no memory."""
+    """Return True if the base's momentum buffer is the direction, so that drift needs no memory."""
     return type(base) in BUFFERED and group["momentum"] != 0 and not group.get("nesterov")
 
 
@@ -52,7 +52,7 @@ def direction_of(base: torch.optim.Optimizer, param_state: dict[str, Any]) -> Te
 
 
 def begin_direction(base: torch.optim.Optimizer, group: Group, params: list[Tensor], state: State) -> Finish:
-    """Note before the base's step what the directions are computed from; the result gives them after it."""
+    """Note before the base's step what the directions are computed from; the returned function gives them after it."""
     if not params:
         return list
     if buffer_is_direction(base, group):

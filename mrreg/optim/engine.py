@@ -30,7 +30,7 @@ class Engine:
         self._ddp_guard = DDPGuard(where, groups, switch.switched(groups))
 
     def counts(self, groups: list[Group], state: State, found_inf: Any) -> bool:
-        """Tell if a call is a step; one that torch makes for state to exist creates it and is none."""
+        """Return True if a call is a step. One that torch makes only to create state creates it, and is none."""
         if found_inf is not None and float(found_inf) != 0:
             return False
         if not has_gradient(groups):
@@ -45,7 +45,7 @@ class Engine:
     def advance(self, groups: list[Group], state: State) -> None:
         """Move all parts by one step."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            problem = "a CUDA graph would repeat one step of a cycle for ever, and the clock would stand"
+            problem = "a CUDA graph would repeat one step of the cycle forever, and the clock would stop"
             raise invalid_state(f"{self._where}.step", problem, "Capture the model and not the optimizer.")
         now = groups[0]["clock"]
         due = [group for group in groups if is_due(group)]

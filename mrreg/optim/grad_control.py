@@ -17,7 +17,7 @@ from mrreg.optim.sync_clock import is_due
 
 
 class GradControl:
-    """Lets parameters require a gradient just where their part needs one at the next step.
+    """Lets parameters require a gradient only where their part needs one at the next step.
 
     With a model this holds from a training forward to the end of its step. In between flags are at rest: whatever
     other code reads or writes (averages, checkpoints, copies, other optimizers) finds the flags of the user. Without a
@@ -73,7 +73,7 @@ class GradControl:
         return has_gradient([group for i, group in enumerate(self._groups) if i not in self._waiting])
 
     def before_step(self, groups: list[Group]) -> None:
-        """Find out if the flags were off where they had to be; without a forward seen, they stay visible for good."""
+        """Check that flags were off where they had to be; if no forward was seen, they are visible from now on."""
         seen = self._seen
         self._opens_in_eval |= seen and not self._seen_training  # as with frozen BatchNorm
         self._seen = self._seen_training = False
@@ -83,13 +83,13 @@ class GradControl:
                 self.switch.show()
                 self.switch.at_rest = False  # the hooks stay, since compiled graphs depend on them
                 self._warn(
-                    "no forward of the model was seen before this step, as where it is compiled or its inner parts "
-                    "are called by hand; from now on slow parameters have requires_grad=False between steps"
+                    "no forward of the model was seen before this step, as happens when it is compiled in place or its "
+                    "inner parts are called by hand; from now on slow parameters have requires_grad=False between steps"
                 )
         elif not self._has_warned and (count := self.switch.count_switched_back()):
             self._warn(
-                f"requires_grad of {count} parameters was switched on between two gradients of their part, so that "
-                "these gradients cost time for nothing; give the optimizer the model, and such code does no harm"
+                f"requires_grad of {count} parameters was switched on between two gradients of their part, and "
+                "computing these gradients cost time for nothing; give the optimizer the model to avoid this"
             )
 
     def after_step(self) -> None:
@@ -100,7 +100,7 @@ class GradControl:
     def before_zero_grad(self) -> None:
         """Give the flags back after a step that was skipped, as a gradient scaler does.
 
-        Others call `zero_grad` between forward and backward; there the gradients that are due are older, or missing.
+        Where `zero_grad` is called between forward and backward, there are no new gradients of parts that are due.
         """
         if self.switch.at_rest and self.switch.is_hiding and not self._had_gradient and self._has_due_gradient():
             self.switch.show()

@@ -31,10 +31,9 @@ class LangevinSGD(torch.optim.Optimizer):
 
     For small h the parameters settle into the density exp(-loss / temperature).
 
-    In a part of period k, h is k * lr, with drift and without: one gradient, and one draw of noise with it, moves such
-    a part by k * lr * buffer in all, in k moves of lr or in one, so from one of its gradients to the next it makes
-    exactly the update above with h = k * lr. With lr in the noise, the noise would be held k steps and the temperature
-    multiplied by k.
+    In a part of period k, h is k * lr: one gradient, with one draw of noise, moves the part by k * lr * buffer in all,
+    with drift in k moves and without in one. So from one of its gradients to the next it makes exactly the update above
+    with h = k * lr. If the noise had h = lr, it would be held for k steps and multiply the temperature by k.
 
     Args:
         params: Parameters, named parameters or groups, as in `torch.optim.SGD`.
@@ -45,8 +44,8 @@ class LangevinSGD(torch.optim.Optimizer):
         weight_decay: At least 0; added to the gradient. Paper: omega.
         maximize: Climb instead of descend.
         foreach: Use the multi-tensor update; default: where torch does.
-        seed: Of the noise. Optimizers with equal seeds draw equal noise in parts of equal period: give two optimizers
-            different ones, and all ranks of a distributed run the same.
+        seed: Seed of the noise. Optimizers with equal seeds draw equal noise in parts of equal period, so give two
+            optimizers different seeds, and all ranks of a distributed run the same one.
 
     Raises:
         TypeError: If a number is of another kind.

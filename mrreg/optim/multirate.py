@@ -34,8 +34,9 @@ class Multirate(Optimizer):
     """Train the parts of a network at different rates, each with an optimizer of its own.
 
     A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. It
-    is an ordinary torch optimizer: the training loop, schedulers, hooks and checkpoints stay as they are. Memory beyond
-    the bases': none for `SGD` with momentum, not Nesterov's; else, with drift, one tensor per slow parameter.
+    is an ordinary torch optimizer: the training loop, schedulers, hooks and checkpoints stay as they are. It needs no
+    more memory than the bases for `SGD` with momentum (not Nesterov's); otherwise drift needs one tensor per slow
+    parameter.
 
     At step t, for a part of period K:
 
@@ -46,18 +47,19 @@ class Multirate(Optimizer):
     buffer where `SGD` or `LangevinSGD` has one, and the base's displacement / lr otherwise, weight decay included.
 
     Args:
-        parts: Pairs (optimizer, period): one period is 1, each divides the next larger; None: groups bring their own.
+        parts: Pairs (optimizer, period). One period is 1, and each divides the next larger one. None: the optimizer's
+            groups have a "period" each.
         drift: True: parts keep moving between their gradients. False: they move once per gradient.
-        gradient: Gradient that a part takes, one word or one per part: "sync", that of its own step; "mean" or "sum",
-            over all steps since its last update, which saves no time and holds one more tensor per slow parameter.
+        gradient: Gradient that a part takes, one word or one per part: "sync" for that of its own step; "mean" or "sum"
+            over all steps since its last update, which saves no time and needs one more tensor per slow parameter.
         phase: Step of a part's first gradient, one number or one per part: it is due if t mod K == phase mod K. A
-            group's "phase" goes before it. With `gradient="sum"`, K - 1 is for loops that update after K gradients.
-        model: The module whose training forwards begin a step; it holds all parameters of period above 1.
+            group's own "phase" takes precedence. With `gradient="sum"`, K - 1 updates after every K gradients.
+        model: The module whose training forwards begin a step; it holds all parameters with a period above 1.
 
     Raises:
-        TypeError: If something is of another kind than above.
+        TypeError: If an argument is of the wrong kind.
         ValueError: If a parameter is in two parts, periods do not fit, or an optimizer cannot be a part.
-        RuntimeError: If the model is in a DistributedDataParallel that waits for gradients of all parameters.
+        RuntimeError: If the model is in a DistributedDataParallel that waits for the gradients of all parameters.
 
     Warns:
         NoEffectWarning: Once, if fast parameters get no gradient between sync steps; if no forward of the model is
@@ -91,14 +93,15 @@ class Multirate(Optimizer):
         )
 
     Note:
-        With `model`, parameters that are not due have requires_grad=False from a training forward to the end of `step`
-        only ("flags at rest"). Without it, or where its forwards are not seen (compiled in place, inner parts called by
-        hand), they have it between steps too ("flags visible"), and code that goes by `requires_grad` leaves them out:
-        call `close()` before, or use `all_trainable()`. A slow part that you freeze drifts to its sync step and rests.
+        With `model`, parameters that are not due have requires_grad=False only from a training forward to the end of
+        `step` ("flags at rest"). Without it, or where its forwards are not seen (compiled in place, inner parts called
+        by hand), they have it between steps too ("flags visible"), and code that selects parameters by `requires_grad`
+        leaves them out: call `close()` first, or use `all_trainable()`. A slow part that you freeze drifts until its
+        next sync step and then rests.
 
     Note:
-        The clock counts calls of `step` that are not skipped by a gradient scaler and find a gradient. "period" in
-        `param_groups` may be changed; it is read at the sync steps of its group. Unlike in the paper, Algorithm 2 takes
+        The clock counts the calls of `step` that find a gradient and are not skipped by a gradient scaler. A group's
+        "period" may be changed; it is read at the group's sync steps. Unlike in the paper, Algorithm 2 takes
         the first fast gradient of a cycle before the slow parameters move.
 
     References:
@@ -177,14 +180,14 @@ class Multirate(Optimizer):
 
     @property
     def due(self) -> tuple[bool, ...]:
-        """Tell for each part if it gets a gradient at the next step."""
+        """True for each part that gets a gradient at the next step."""
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for a logger: steps done, share of the entries that are due, and for each part ("part0", …).
+        """Return numbers for a logger: steps done, share of entries that are due, and some for each part ("part0", …).
 
-        Of a part: due at the next step (1 or 0), period, phase (steps since its last gradient), and with drift the
-        Euclidean norm of what one step of it moves (all ranks must call this where parameters are sharded).
+        For each part: due at the next step (1 or 0), period, phase (steps since its last gradient), and with drift the
+        Euclidean norm of one step's motion. Where parameters are sharded, all ranks must call this.
         """
         return collect_metrics(self._parts(), self.state, self._drift)
 
@@ -237,8 +240,8 @@ class Multirate(Optimizer):
         """Load a saved state, or refuse it and change nothing.
 
         Args:
-            state_dict: From `state_dict()` of an optimizer with the same parts; or of the base optimizer over the same
-                groups, or over the parameters or the model that this one was built from.
+            state_dict: From `state_dict()` of an optimizer with the same parts, or of the base optimizer over the same
+                groups or over the parameters or the model that this one was built from.
         """
         where = f"{type(self).__name__}.load_state_dict"
         check_form(where, state_dict)
@@ -249,7 +252,7 @@ class Multirate(Optimizer):
             validate_state_dict(where, [(stepper.base, stepper.step) for stepper in self._engine.steppers], saved)
             return saved
 
-        handle = self.register_load_state_dict_pre_hook(check)  # the last one: those of the user may adapt the dict
+        handle = self.register_load_state_dict_pre_hook(check)  # runs last: hooks of the user may adapt the dict
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -280,11 +283,11 @@ class Multirate(Optimizer):
         self._grad_control.schedule(self.param_groups)
 
     def close(self) -> None:
-        """Give `requires_grad` back as it was at construction; a later step takes it up again."""
+        """Set `requires_grad` back to what it was at construction; the next step switches it again."""
         self._grad_control.close()
 
     def all_trainable(self) -> AbstractContextManager[None]:
-        """Let all parameters require gradients inside a `with` block, for a backward pass of your own in mid-cycle.
+        """Let all parameters require gradients in a `with` block, for a backward pass of your own in mid-cycle.
 
         Clear the gradients that it leaves before the next step.
         """

@@ -27,29 +27,28 @@ def split(
 ) -> list[Group]:
     """Divide parameters into fast and slow groups for `MultirateSGD`, `MultirateAdamW` or any torch optimizer.
 
-    Given only `fast`, every other parameter is slow, and the reverse; given both, they must cover everything. A
+    Given only `fast`, every other parameter is slow, and vice versa; given both, they must cover everything. A
     parameter reachable under several names (tied weights) counts once and goes by any of them. Frozen parameters are
-    placed like all others, as in torch, so that they train once they are unfrozen.
+    placed like all others, as in torch, so that they train when they are unfrozen.
 
     Args:
         model: A module; parameters or named parameters; or existing parameter groups, whose order and options (`lr`,
             `weight_decay`, names) are kept.
         fast: Parameters that train at every step: names of modules or parameters, glob patterns over them ("layer[34]",
             "*.bias"), modules, parameters, predicates (name, parameter) -> bool, or an iterable of these. Prefixes
-            of wrappers ("module.", "_orig_mod.") may be left out of names, and predicates do not see them. Paper:
-            theta_F.
+            of wrappers ("module.", "_orig_mod.") may be left out of names; predicates do not see them. Paper: theta_F.
         slow: Parts that train at every k-th step, in the same forms. A mapping from any of these to a period makes more
             than two scales: `slow={"stem": 25, "body": 5}`. Paper: theta_S.
 
     Returns:
         Parameter groups, each with a "period": 1 for fast ones, None for slow ones (filled in by the `k` of the
-        optimizer) or the period of the mapping. A group in which several meet becomes several, fastest first.
+        optimizer) or the period of the mapping. A group with several periods becomes several groups, fastest first.
 
     Raises:
         TypeError: If something is of another kind than listed above.
         ValueError: If a choice matches nothing, `fast` and `slow` overlap or leave something out, or a part is empty.
         RuntimeError: If a DistributedDataParallel in the model waits for gradients of all parameters, or was built
-            while some that train had requires_grad=False.
+            while some parameters that train had requires_grad=False.
 
     Example:
         >>> import mrreg
@@ -68,7 +67,7 @@ def split(
         if both := [_label(p, names) for p in chosen if p in periods]:
             remedy = f"Chosen twice: {quoted(both)}."
             raise invalid_argument(
-                ValueError, "split", argument, "apart from what is chosen already", _shown(choice), remedy
+                ValueError, "split", argument, "disjoint from what is already chosen", _shown(choice), remedy
             )
         periods |= dict.fromkeys(chosen, period)
     rest = [p for p in names if p not in periods]
@@ -79,7 +78,7 @@ def split(
     if rest and fast is not None and slow is not None:
         left_out = quoted(_label(p, names) for p in rest)
         remedy = f"Left out: {left_out}. Give fast or slow alone to have the rest in the other."
-        raise invalid_argument(ValueError, "split", "slow", "all that is not fast", _shown(slow), remedy)
+        raise invalid_argument(ValueError, "split", "slow", "everything that is not fast", _shown(slow), remedy)
     periods |= dict.fromkeys(rest, None if slow is None else 1)
     return [part for group in groups for part in _cut(group, periods)]
 
@@ -87,9 +86,9 @@ def split(
 def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> list[Group]:
     """Put the biases on the slow time scale and everything else on the fast one.
 
-    In the paper this separates the arms of a spiral that plain SGD does not, at no saving in time: a bias costs next
-    to nothing. A bias is a parameter with the word bias in its own name ("bias", "in_proj_bias", "bias_ih_l0"), that
-    of a normalization layer included.
+    In the paper this separates the arms of a spiral where plain SGD fails. It saves no time, since a bias costs next to
+    nothing. A bias is any parameter with the word bias in its own name ("bias", "in_proj_bias", "bias_ih_l0"), those of
+    normalization layers included.
 
     Args:
         model: As in `split`; groups must carry names.
@@ -212,7 +211,7 @@ def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
 
 
 def _found(where: str, argument: str, selector: Selector, names: Names) -> set[Tensor]:
-    """Return the parameters that one selector means: none only for a frozen parameter that was left out."""
+    """Return the parameters that one selector means; none only if it is a frozen parameter that was left out."""
     if isinstance(selector, Tensor | nn.Module):
         members = [selector] if isinstance(selector, Tensor) else list(selector.parameters())
         if any(p.requires_grad and p not in names for p in members):
@@ -267,7 +266,7 @@ def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
 
 
 def _is_named(item: object) -> bool:
-    """Tell if this is an entry of named_parameters()."""
+    """Return True if this is an entry of named_parameters()."""
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], Tensor)
 
 

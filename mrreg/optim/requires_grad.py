@@ -133,7 +133,7 @@ def _switch_of(p: Tensor) -> RequiresGradSwitch | None:
 
 
 def _is_switched_off(p: Tensor) -> bool:
-    """Tell if an optimizer switched it off, so that the user trains it although its flag says no."""
+    """Return True if an optimizer switched it off: the user trains it although its flag says no."""
     flag = _flags.get(p)
     return flag is not None and not flag.on and not p.requires_grad
 
@@ -164,7 +164,7 @@ def _give_back_to_other(optimizer: Optimizer, *_: object) -> None:
             _flags[p].owner = None
     closed = "It leaves them alone from now on." if owners else "Call close() on it, or delete it."
     message = (
-        f"{type(optimizer).__name__}.step: {len(off)} parameters get no gradient, since a Multirate that is still "
-        f"there has switched them off between two of their gradients. {closed}"
+        f"{type(optimizer).__name__}.step: {len(off)} parameters get no gradient, since a Multirate that still "
+        f"exists has switched them off between two of their gradients. {closed}"
     )
     warnings.warn(message, NoEffectWarning, stacklevel=3)

@@ -13,7 +13,7 @@ class MultirateSGD(TwoScales):
     """`torch.optim.SGD` that trains most of a network at every k-th step only: the paper's optimizer.
 
     Fine-tuning with a small fast part takes about half the time of ordinary training, and the loop is unchanged. With
-    momentum and without Nesterov's it needs no memory beyond `torch.optim.SGD`'s; else, with drift, one tensor per slow
+    momentum (not Nesterov's) it needs no more memory than `torch.optim.SGD`; otherwise drift needs one tensor per slow
     parameter.
 
     Update at step t (Algorithm 1; with weight decay Algorithm A1):
@@ -28,8 +28,8 @@ class MultirateSGD(TwoScales):
         lr: Step size per step, for both parts. Paper: h_F, that is h / k.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
         fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
-            parameters are slow. Paper: theta_F. None: for groups with a "period" (None stands for k), as `split` makes
-            them; all others are fast then.
+            parameters are slow. Paper: theta_F. None: groups say it by a "period" (of None: k), as `split` makes them;
+            groups without one are fast.
         momentum: As in torch. Paper: mu.
         dampening: As in torch.
         nesterov: As in torch.
@@ -37,17 +37,17 @@ class MultirateSGD(TwoScales):
         maximize: As in torch.
         foreach: As in torch.
         fused: As in torch.
-        drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far at
-            once (Algorithm 2).
+        drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far
+            once per cycle (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
             "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
-            The words are kept as "slow_lr" in the slow groups and applied at each step, so any schedule of "lr" leaves
-            the ratio as it is. A number becomes the groups' "lr"; a group's own "lr" goes before it.
+            The words are kept as "slow_lr" in the slow groups and applied at each step, so that no schedule of "lr"
+            changes the ratio. A number becomes the groups' "lr", unless they have their own.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
         model: The model, where `params` are groups or parameters.
 
     Raises:
-        TypeError: If something is of another kind than above.
+        TypeError: If an argument is of the wrong kind.
         ValueError: If a number is out of range, or `fast` does not fit `params`.
 
     Warns:

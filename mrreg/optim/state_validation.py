@@ -184,7 +184,7 @@ def _check_state(where: str, argument: str, base: Optimizer, group: Group, state
 
 
 def _broadcasts(value: Tensor, p: Tensor) -> bool:
-    """Tell if a tensor may be a factor of something in a parameter's shape, such as Adafactor's rows and columns."""
+    """Return True if a tensor may be a factor of something in a parameter's shape, such as rows of Adafactor."""
     return all(size in (1, whole) for size, whole in zip(value.shape, p.shape, strict=True))
 
 

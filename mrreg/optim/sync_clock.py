@@ -19,7 +19,7 @@ def initial_clock(phase: int) -> dict[str, int]:
 
 
 def is_due(group: Group) -> bool:
-    """Tell if a group gets a gradient at the next step."""
+    """Return True if a group gets a gradient at the next step."""
     due: bool = group["clock"] == group["next_sync"]
     return due
 
@@ -61,7 +61,7 @@ def lr_per_step(group: Group) -> float:
 
 
 def asks_for_state_only(groups: list[Group]) -> bool:
-    """Tell if every lr and every gradient is zero: torch's distributed checkpointing steps so to create state."""
+    """Return True if every lr and every gradient is zero: torch's distributed checkpoints step so to create state."""
     for group in groups:
         if not _is_zero(group["lr"]):
             return False

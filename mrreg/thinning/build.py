@@ -1,6 +1,6 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, TypeVar
 from warnings import warn
@@ -9,17 +9,19 @@ import torch
 from torch import nn
 
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
+from mrreg.masks.block_forward import switched
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.thin_mask import NAME
 from mrreg.masks.thin_model import install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
 from mrreg.thinning.admission import Admission, admit
-from mrreg.thinning.counts import with_counts
+from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
+from mrreg.thinning.counts import Shares, with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
-from mrreg.thinning.paths import set_mode
+from mrreg.thinning.paths import Path, set_mode
 from mrreg.thinning.plan import fitting, signature
 from mrreg.thinning.progress import Progress
 from mrreg.thinning.report import ThinEntry, ThinReport
@@ -30,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 def thin(
     model: Model,
-    p: float | Mapping[str, float] = 0.5,
+    p: Shares = 0.5,
     k: int = 5,
     example_inputs: Any = None,
     *,
@@ -60,12 +62,14 @@ def thin(
         p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
             eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels". A mapping
             gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
-            which go before kinds; what it does not name is not dropped.
+            which go before kinds; what it does not name is not dropped. "blocks" takes a number, for the residual
+            branches that DropPath modules end, or a mapping from patterns of module paths to numbers: those modules
+            are not called while they are off, and round(sum of p) of them are.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of arguments, or a mapping of keyword
             arguments. A batch of one or two short examples is enough. Needed unless there is a `plan`.
         include: Kinds and glob patterns: only these groups lose units. A pattern takes a group if it matches the path
-            of a module that makes its units.
+            of a module that makes its units. "blocks" alone means DropPath's branches with their own probabilities.
         exclude: Kinds and glob patterns of groups that lose none.
         rescale: Multiply what is read of the kept units by n/m on masked steps, as `nn.Dropout` does.
         boost: Factor of the absent units' update on the k-th step; None means k.
@@ -111,8 +115,11 @@ def thin(
             "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training goes on as before"
         )
         warn(f"{WHERE}: {problem}. Choose a k of at least 2.", NoEffectWarning, stacklevel=2)
-    options = {"k": k, "boost": boost, "rescale": rescale, "flops": report.flops, "resident": resident}
-    return install(model, report.groups, report.overrides, **options), report
+    install(
+        model, report.groups, report.overrides,
+        k=k, boost=boost, rescale=rescale, flops=report.flops, resident=resident,
+    )  # fmt: skip
+    return model, report
 
 
 def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
@@ -136,7 +143,7 @@ def _check(model: nn.Module, searched: bool) -> None:
 
 def _search(
     model: nn.Module,
-    p: float | Mapping[str, float],
+    p: Shares,
     k: int,
     example_inputs: Any,
     include: Iterable[str] | None,
@@ -144,6 +151,9 @@ def _search(
 ) -> ThinReport:
     """Find the groups, try those that are to lose units, and count what is saved."""
     read_inputs(example_inputs)  # complains before the copy is made
+    include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
+    exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
+    chosen = chosen_blocks(model, p, include, exclude or ())
     progress = Progress(WHERE)
     twin = double_copy(model)
     try:
@@ -151,13 +161,18 @@ def _search(
             groups, refusals = find(twin, read_inputs(example_inputs), progress)
             refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
             groups = [group for group in groups if not _masked_otherwise(model, group)]
-            groups = with_counts(groups, p, include, exclude)
-            dropped = [group for group in groups if group.kept < group.units]
+            blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
+            groups = with_counts([*groups, *blocks], p, include, exclude)
+            dropped = [group for group in groups if group.kept < group.units and not group.blocks]
             inputs = read_inputs(example_inputs)
             admission = admit(twin, inputs, dropped, progress)
             overrides = list(
                 dict.fromkeys(each for group in admission.groups for each in admission.overrides[group.name])
             )
+            for group in blocks:
+                if group.kept < group.units:
+                    with admission.trial.left_out(admission.groups), overridden(twin, overrides):
+                        admit_blocks(admission, group)
             for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
                 own.requires_grad_(parameter.requires_grad)
             progress("counting FLOPs")
@@ -166,15 +181,23 @@ def _search(
             plain, whole = step_flops(twin, inputs)
             with admission.trial.left_out(admission.groups) as left_out, overridden(twin, overrides):
                 masked, small = step_flops(twin, inputs, left_out)
+                for group in (group for group in admission.groups if group.blocks):
+                    with switched(twin, group.blocks, Switched.all(group)):
+                        rest, small = step_flops(twin, inputs, left_out)
+                    masked = rest + round((masked - rest) * group.kept / group.units)
     finally:
         progress.close()
-    if others := [path.name for path in admission.trial.paths[2:]]:
-        problem = f"the forward takes another path{' and'.join(others)}, and may take more"
-        remedy = "Groups were tried on these, and on no others."
-        warn(f"{WHERE}: {problem}. {remedy}", UserWarning, stacklevel=3)
+    _warn_of_other_paths(admission.trial.paths[2:])
     unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
     entries = _entries(groups, admission, refusals)
+    entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
     return ThinReport(entries, overrides, k, (masked, plain), unchanged, signature(model))
+
+
+def _warn_of_other_paths(paths: Sequence[Path]) -> None:
+    if paths:
+        problem = f"the forward takes another path{' and'.join(path.name for path in paths)}, and may take more"
+        warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning, stacklevel=4)
 
 
 def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:
@@ -191,9 +214,10 @@ def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequen
     entries = {}
     for group in groups:
         admitted = group in admission.groups
-        reason = "" if admitted else admission.reasons.get(group.name, "not asked for")
+        kept_all = "p is so small that all of them run" if group.blocks else "not asked for"
+        reason = "" if admitted else admission.reasons.get(group.name, kept_all)
         kept = group.kept if admitted else group.units
-        entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason)
+        entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason, group.blocks)
     for refusal in refusals:
         nowhere = torch.zeros(0, 0, dtype=torch.long)
         slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)

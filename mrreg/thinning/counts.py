@@ -9,6 +9,7 @@ from mrreg.errors import check_number, invalid_argument, unknown_name
 from mrreg.masks.slots import Kind, UnitGroup
 from mrreg.thinning.double_copy import WHERE
 
+Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too
 KINDS: tuple[str, ...] = get_args(Kind)
 INNER = ("hidden", "heads", "channels")  # dropped by a plain number
 MULTIPLE = 8  # of channels: with it convolutions are fast
@@ -17,13 +18,13 @@ SPARE = 1.5  # most channels that go for that multiple, over what p asks for
 
 def with_counts(
     groups: Sequence[UnitGroup],
-    p: float | Mapping[str, float],
+    p: Shares,
     include: Iterable[str] | None,
     exclude: Iterable[str] | None,
 ) -> list[UnitGroup]:
     """Return the groups with the numbers of units that stay; where nothing is dropped, all do."""
     choice = _Choice(groups, p, include, exclude)
-    return [replace(group, kept=kept(group, choice.p_of(group))) for group in groups]
+    return [group if group.blocks else replace(group, kept=kept(group, choice.p_of(group))) for group in groups]
 
 
 def kept(group: UnitGroup, p: float) -> int:
@@ -40,6 +41,8 @@ def kept(group: UnitGroup, p: float) -> int:
 
 def owners(group: UnitGroup) -> set[str]:
     """Paths of the modules that make the units; of those that read them, where they are the model's inputs."""
+    if group.blocks:
+        return {block.name for block in group.blocks}
     role = "consumer" if group.kind == "inputs" else "producer"
     return {slot.name.rpartition(".")[0] for slot in group.slots if slot.role == role}
 
@@ -50,7 +53,7 @@ class _Choice:
     def __init__(
         self,
         groups: Sequence[UnitGroup],
-        p: float | Mapping[str, float],
+        p: Shares,
         include: Iterable[str] | None,
         exclude: Iterable[str] | None,
     ) -> None:
@@ -60,20 +63,23 @@ class _Choice:
         self.include = None if include is None else self._names("include", include)
         self.exclude = self._names("exclude", exclude or ())
 
-    def _numbers(self, p: float | Mapping[str, float]) -> dict[str, float]:
+    def _numbers(self, p: Shares) -> dict[str, float]:
         """Return p by kind and pattern."""
         if not isinstance(p, Mapping):
             number = check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1)
             return dict.fromkeys(KINDS, number)
         self._names("p", p)
-        return {name: check_number(WHERE, f"p of {name!r}", p[name], "in [0, 1]", lambda p: 0 <= p <= 1) for name in p}
+        others = [name for name in p if name != "blocks"]
+        return {
+            name: check_number(WHERE, f"p of {name!r}", p[name], "in [0, 1]", lambda p: 0 <= p <= 1) for name in others
+        }
 
     def _names(self, argument: str, names: Iterable[str]) -> list[str]:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise invalid_argument(TypeError, WHERE, argument, "a list of kinds or glob patterns", names)
         known = {group.kind for group in self.groups}.union(*map(owners, self.groups))
         for name in names:
-            if not any(_matches(name, group) for group in self.groups):
+            if name != "blocks" and not any(_matches(name, group) for group in self.groups):
                 raise unknown_name(WHERE, argument, "kinds or patterns that match a group of units", name, known)
         return list(names)
 

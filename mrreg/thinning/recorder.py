@@ -92,8 +92,9 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in SUMS and len(args) > 1:
-            self._note_sum(args[0], args[1], name in ("add_", "__iadd__"))
+        if pair := summands(func, args):
+            one, two = pair
+            self.sums.append((one.clone() if name in ("add_", "__iadd__") else one, two))
         if name in LEAKY and args and args[0].is_floating_point():
             return LEAKY[name](func, *args, **kwargs)
         read = READERS.get(name)
@@ -113,14 +114,6 @@ class _Recorder(TorchFunctionMode):
         self.ops.append(MixingOp(rows, shift, columns, taken, taken_dim, made, made_dim))
         return result + made
 
-    def _note_sum(self, one: Any, two: Any, in_place: bool) -> None:
-        activations = all(
-            isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter)
-            for each in (one, two)
-        )
-        if activations and one.shape == two.shape and one.dim() > 1:
-            self.sums.append((one.clone() if in_place else one, two))
-
     def _channels(self, weight: Tensor, dim: int) -> Channels | None:
         """Find the dimension of a parameter that a dimension of a view of it runs along."""
         name, owner = self._owners.get(weight.untyped_storage().data_ptr(), ("", None))
@@ -136,6 +129,18 @@ class _Recorder(TorchFunctionMode):
 
 
 SUMS = ("add", "add_", "__add__", "__iadd__", "__radd__")
+
+
+def summands(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+    """Return what a call adds, if it adds two activations of one shape."""
+    if getattr(func, "__name__", "") not in SUMS or len(args) < 2:
+        return None
+    one, two = args[:2]
+    activations = all(
+        isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter) for each in (one, two)
+    )
+    return (one, two) if activations and one.shape == two.shape and one.dim() > 1 else None
+
 
 # The layout of a product: input, weight, bias, and (output channels of the weight, its input channels, channels of the
 # input, channels of the output) as dimensions; None where it is not such a product.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mrreg.masks.slots import AttributeOverride, Slot, UnitGroup
+from mrreg.masks.slots import AttributeOverride, Block, BlockCall, Slot, UnitGroup
 
 LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
 SHOWN = 3  # modules named in that reason
@@ -19,12 +19,13 @@ class ThinEntry:
     """One group of units, or channels that cannot be one.
 
     Args:
-        kind: "hidden", "heads", "channels", "inputs" or "stream"; "none" where the channels form no group.
+        kind: "hidden", "heads", "channels", "inputs", "stream" or "blocks"; "none" where the channels form no group.
         units: Number of units.
         kept: Number of units present on a masked step; all of them where none is dropped.
         slots: The places in parameters and buffers where entries of the units lie.
         admitted: True if units are dropped.
         reason: Obstacle, if none is dropped.
+        blocks: The units, if they are blocks.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class ThinEntry:
     slots: tuple[Slot, ...]
     admitted: bool
     reason: str
+    blocks: tuple[Block, ...] = ()
 
 
 class ThinReport(Mapping[str, ThinEntry]):
@@ -90,7 +92,7 @@ class ThinReport(Mapping[str, ThinEntry]):
     @property
     def groups(self) -> list[UnitGroup]:
         """Groups that lose units."""
-        return [UnitGroup(n, e.kind, e.units, e.kept, e.slots) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
+        return [UnitGroup(n, e.kind, e.units, e.kept, e.slots, e.blocks) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
 
     def with_k(self, k: int) -> "ThinReport":
         """The same outcome for another number of steps per cycle."""
@@ -102,7 +104,14 @@ class ThinReport(Mapping[str, ThinEntry]):
         Args:
             path: File to write.
         """
-        entries = {name: {**vars(entry), "slots": list(map(_slot_state, entry.slots))} for name, entry in self.items()}
+        entries = {
+            name: {
+                **vars(entry),
+                "slots": list(map(_slot_state, entry.slots)),
+                "blocks": [{**vars(block), "calls": list(map(vars, block.calls))} for block in entry.blocks],
+            }
+            for name, entry in self.items()
+        }
         state = {
             "entries": entries,
             "overrides": [vars(each) for each in self.overrides],
@@ -121,10 +130,14 @@ class ThinReport(Mapping[str, ThinEntry]):
             path: File to read.
         """
         state: dict[str, Any] = torch.load(path, weights_only=True)
-        entries = {
-            name: ThinEntry(**{**entry, "slots": tuple(Slot(**slot) for slot in entry["slots"])})
-            for name, entry in state["entries"].items()
-        }
+        entries = {}
+        for name, entry in state["entries"].items():
+            slots = tuple(Slot(**slot) for slot in entry["slots"])
+            blocks = tuple(
+                Block(**{**block, "calls": tuple(BlockCall(**call) for call in block["calls"])})
+                for block in entry.get("blocks", ())
+            )
+            entries[name] = ThinEntry(**{**entry, "slots": slots, "blocks": blocks})
         overrides = [AttributeOverride(**each) for each in state["overrides"]]
         return cls(entries, overrides, state["k"], tuple(state["flops"]), state["unchanged"], state["signature"])
 
@@ -133,6 +146,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         lines = [f"{'group':{width}}  {'kind':8}  {'units':>6}  {'kept':>6}  parameters, or why none is dropped"]
         for name, entry in self.items():
             told = ", ".join(f"{s.name}[{s.dim}]" for s in entry.slots if s.role != "member")
+            told = told or ", ".join(block.name for block in entry.blocks)
             told = told if entry.admitted else entry.reason
             units, kept = (entry.units, entry.kept) if entry.kind != "none" else ("", "")
             lines.append(f"{name:{width}}  {entry.kind:8}  {units:>6}  {kept:>6}  {told}")

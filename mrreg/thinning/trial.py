@@ -34,7 +34,11 @@ class Trial:
         for group in groups:
             self._fill_absent(group, ("consumer",), noise=False)
         self.paths, self._left_out = paths, set[str]()
-        self.expected = [run(twin, inputs, path) for path in paths]
+        self.expect()
+
+    def expect(self) -> None:
+        """Let what the copy does now be what is expected of it."""
+        self.expected = [run(self.twin, self.inputs, path) for path in self.paths]
 
     @torch.no_grad()
     def _fill_absent(self, group: UnitGroup, roles: tuple[str, ...], noise: bool) -> None:

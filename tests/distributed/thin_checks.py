@@ -2,7 +2,7 @@
 
 import torch
 from helpers.thin import group
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -20,6 +20,43 @@ GROUPS = (
 def thin_net() -> nn.Sequential:
     """Trunk 0 and 2, head 4, with both hidden widths thin."""
     return install(plain_net(), GROUPS, k=K)
+
+
+class Branches(nn.Module):
+    """Three residual branches, of which one is off in each cycle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 1)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)) for _ in range(3))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for branch in self.branches:
+            x = x + branch(x)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def with_blocks() -> nn.Module:
+    return mrreg.thin(Branches(), {"blocks": {"branches.?": 0.3}, "hidden": 0.4}, K, batch(0))[0]
+
+
+@check
+def ddp_blocks(rank: int) -> None:
+    for make in PLAIN:
+        equal_to_one_process(DDP(with_blocks(), find_unused_parameters=True), with_blocks(), make, rank, masks=True)
+
+
+@check
+def fsdp_blocks(rank: int) -> None:
+    for make in PLAIN:
+        net = with_blocks()
+        for branch in net.branches:  # type: ignore[union-attr]
+            fully_shard(branch)
+        fully_shard(net)
+        equal_to_one_process(net, with_blocks(), make, rank, masks=True)
 
 
 @check

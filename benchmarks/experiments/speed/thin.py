@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,14 +66,11 @@ def bert(p: float) -> nn.Module:
     """Build an encoder of four layers of width 256 with random weights."""
     from transformers import BertConfig, BertModel
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
-    }
-    dropout: dict[str, Any] = {"hidden_dropout_prob": p, "attention_probs_dropout_prob": p}
-    return BertModel(BertConfig(vocab_size=VOCABULARY, **sizes, **dropout))
+    config = BertConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY,
+        hidden_dropout_prob=p, attention_probs_dropout_prob=p,
+    )  # fmt: skip
+    return BertModel(config)
 
 
 @dataclass(frozen=True)

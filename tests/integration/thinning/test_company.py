@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.architectures import build
 from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
-from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
+from helpers.thin_oracle import LiteralTraining, absent_entries, call, loss_of
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -51,7 +51,8 @@ def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
 def test_an_average_is_that_of_whole_weights_and_is_undriven() -> None:
     model, optimizer = attached()
     oracle = literal()
-    options: dict[str, Any] = {"multi_avg_fn": get_ema_multi_avg_fn(0.9), "use_buffers": True}
+    average: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {"multi_avg_fn": average, "use_buffers": True}
     ours, expected = AveragedModel(model, **options), AveragedModel(oracle.model, **options)
     for t in range(7):
         step(model, optimizer, t)
@@ -99,13 +100,13 @@ def test_accumulation_with_a_scaler_and_clipping() -> None:
     oracle = literal()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     oracle.optimizer.register_step_pre_hook(lambda *_: _clip(oracle.model))
-    for layers in (model, oracle.model):
-        layers[1].eval()  # the statistics of a half are others
+    for each in (model, oracle.model):
+        each.get_submodule("1").eval()  # the statistics of a half are others
     for t in range(7):
         x = batch(t)[:6]
         oracle.step(x)
         for part in x.chunk(2):
-            scaler.scale(loss_of(model(part)) / 2).backward()
+            torch.autograd.backward(scaler.scale(loss_of(model(part)) / 2))
         scaler.unscale_(optimizer)
         _clip(model)
         scaler.step(optimizer)
@@ -133,23 +134,21 @@ class Stem(nn.Module):
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_fast_part_of_a_multirate_optimizer(wrapped: bool) -> None:
-    """Its thin parameters are trained as without the slow part, which moves at each second step."""
+    """Its thin parameters are trained as without the slow part, which moves too, unless its lr is zero."""
     model = Stem(thin_net())
     if wrapped:
         slow, fast = SGD(model.stem.parameters(), lr=0.01), SGD(model.body.parameters(), lr=0.1)
-        optimizer: Any = mrreg.Multirate({"fast": fast, "slow": slow}, periods={"slow": 2})
+        optimizer: Any = mrreg.Multirate([(fast, 1), (slow, 2)])
     else:
         optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="body", slow_lr=0.0)
     mrreg.attach(optimizer, model)
     oracle = LiteralTraining(Stem(net()).body, GROUPS, lambda ps: SGD(ps, lr=0.1), K, K, True)
     for t in range(2 * K + 1):
         features = model.stem(batch(t)).tanh().detach()
-        stem = model.stem.weight.detach().clone()
         oracle.step(features)
         step(model, optimizer, t)
         torch.testing.assert_close(dict(model.body.state_dict()), dict(oracle.model.state_dict()), **TOLERANCE)
-        assert (wrapped and t % 2 == 1) or torch.equal(model.stem.weight, stem)
-    assert not wrapped or not torch.equal(model.stem.weight, Stem(net()).stem.weight)
+    assert torch.equal(model.stem.weight, Stem(net()).stem.weight) is not wrapped
 
 
 def test_thin_layers_in_a_slow_part_are_refused() -> None:
@@ -172,7 +171,7 @@ def test_a_compiled_step(make: Callable[[Any], Optimizer]) -> None:
         optimizer.zero_grad()
         loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
         compiled()
-        same(model, other)
+        same(model, other, rtol=1e-5, atol=1e-6)  # a compiled AdamW corrects its bias in float32
     assert optimizer.param_groups[0]["mask_clock"] == 2 * K + 1
 
 
@@ -185,13 +184,17 @@ def test_copies_train_on_their_own_in_threads() -> None:
         its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         mrreg.attach(its, each)
     pairs = list(zip(copies, optimizers, strict=True))
-    threads = [threading.Thread(target=lambda m, o: [step(m, o, t) for t in range(1, 6)], args=pair) for pair in pairs]
+
+    def train(each: nn.Module, its: Optimizer) -> None:
+        for t in range(1, 6):
+            step(each, its, t)
+
+    threads = [threading.Thread(target=train, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for t in range(1, 6):
-        step(model, optimizer, t)
+    train(model, optimizer)
     for each in copies:
         same(each, model, rtol=0, atol=0)
 
@@ -221,19 +224,22 @@ def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
     seen: list[Any] = []
     vars(model)["look"] = lambda: seen.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
     model(batch(1))
+    for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):  # on their way
+        assert seen[0][0].pop(name).shape == before[0].pop(name).shape
     torch.testing.assert_close(seen, [before], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("training", [False, True])
 def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
+    model: Any
     model, inputs = build("gpt2")
-    plain = copy.deepcopy(model)
+    plain: Any = copy.deepcopy(model)
     model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
     optimizer = momentum(model.parameters())
     mrreg.attach(optimizer, model)
     model.train()
     ids = inputs["input_ids"] if isinstance(inputs, dict) else inputs
-    torch.stack([t.sum() for t in model(ids).values() if isinstance(t, Tensor)]).sum().backward()
+    torch.autograd.backward(model(ids).logits.sum())
     optimizer.step()
     state = copy.deepcopy(model.state_dict())
     plain.load_state_dict(state)
@@ -245,3 +251,22 @@ def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
     if not training:
         assert torch.equal(words, plain.eval().generate(ids, **options))
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_:FutureWarning")
+def test_checkpointing_of_transformers_is_refused_in_the_name_of_thin(late: bool) -> None:
+    model: Any
+    model, inputs = build("gpt2")
+    model.train()
+    if late:
+        model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
+        optimizer = momentum(model.parameters())
+        mrreg.attach(optimizer, model)
+    model.gradient_checkpointing_enable()
+    with pytest.raises(RuntimeError, match=r"^thin: activation checkpointing inside a thin model .*\. Switch it off"):
+        call(model, inputs) if late else mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
+    model.gradient_checkpointing_disable()
+    if not late:
+        mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
+    assert mask_of(model).groups

@@ -249,6 +249,29 @@ def test_no_warning_and_copies_stay_resident() -> None:
     assert entries(other) < whole / 2
 
 
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + nn.Sequential.forward(self, x)  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_blocks_that_are_off() -> None:
+    results = []
+    for resident in (False, True):
+        torch.manual_seed(0)
+        blocks = [Residual(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(4)]
+        p: dict[str, Any] = {"blocks": {"[0-3]": 0.5}, "hidden": 0.5}
+        net = nn.Sequential(*blocks, nn.Linear(6, 3)).double()
+        model, report = mrreg.thin(net, p, K, torch.randn(2, 6), resident=resident)
+        assert report["blocks"].kept == 2
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        mrreg.attach(optimizer, model, seed=3)
+        train(model, optimizer, 0, STEPS, look=LOOKS["optimizer"] if resident else None)
+        train(model, optimizer, STEPS, 2 * STEPS)
+        results.append((dict(model.state_dict()), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_a_compiled_model_gathers() -> None:
     results = []
     for resident in (False, True):

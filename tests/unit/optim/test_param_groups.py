@@ -276,15 +276,15 @@ REFUSED: list[tuple[type[Exception], str, Callable[[Net], dict[str, Any]]]] = [
     (ValueError, "split: fast must be given, or slow, got None. Name what trains at every step: ", lambda m: {}),
     (
         ValueError,
-        "split: slow must be apart from what is chosen already, got 'body.0.bias'. Chosen twice: 'body.0.bias'.",
+        "split: slow must be disjoint from what is already chosen, got 'body.0.bias'. Chosen twice: 'body.0.bias'.",
         lambda m: {"fast": "body", "slow": "body.0.bias"},
     ),
     (ValueError, "Chosen twice: 'embed.weight'.", lambda m: {"fast": "out", "slow": "embed"}),
     (ValueError, "Chosen twice: 'body.0.bias', 'body.0.weight'.", lambda m: {"slow": {"body": 25, "body.0": 5}}),
     (
         ValueError,
-        "split: slow must be all that is not fast, got ['embed', 'layer3']. Left out: 'layer4.weight', 'out.bias'. "
-        "Give fast or slow alone to have the rest in the other.",
+        "split: slow must be everything that is not fast, got ['embed', 'layer3']. "
+        "Left out: 'layer4.weight', 'out.bias'. Give fast or slow alone to have the rest in the other.",
         lambda m: {"fast": "body", "slow": ["embed", "layer3"]},
     ),
     (ValueError, "split: fast must be some of the parameters, got 'all of them'. ", lambda m: {"fast": m}),

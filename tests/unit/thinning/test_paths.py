@@ -156,6 +156,8 @@ def test_a_forward_that_fails_in_training_mode_says_so() -> None:
 class Averaging(Net):
     """Replaces a buffer in training mode."""
 
+    average: Tensor
+
     def __init__(self, read: bool) -> None:
         super().__init__()
         self.register_buffer("average", torch.zeros(16))

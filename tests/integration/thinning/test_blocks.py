@@ -1,0 +1,591 @@
+"""Training with blocks off is training a model whose code skips them, step by step."""
+
+import copy
+import io
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.architectures import build
+from helpers.thin import mask_of
+from helpers.thin_oracle import Make, call, kept_units, loss_of
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+import mrreg
+from mrreg.thinning.paths import NoDropout
+
+K = 3
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": partial(SGD, lr=0.01, momentum=0.9, weight_decay=0.01),
+    "AdamW": partial(AdamW, lr=0.001, eps=0.01, weight_decay=0.1),
+}
+
+
+class DropPath(nn.Module):
+    """Drops its input as a whole, as those of libraries do for each example."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (torch.rand(()) > self.drop_prob) if self.training else x
+
+
+class Layer(nn.Module):
+    """Two residual branches; the norms come first or last. Code can skip either, or all."""
+
+    def __init__(self, pre_norm: bool, drop_path: bool) -> None:
+        super().__init__()
+        self.pre_norm = pre_norm
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+        self.token = nn.Linear(5, 5)
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.scale = nn.Parameter(torch.full((8,), 0.5))
+        self.drop_paths = nn.ModuleList(DropPath(0.4) if drop_path else nn.Identity() for _ in range(2))
+
+    def mix(self, x: Tensor) -> Tensor:
+        return self.token(x.transpose(1, 2)).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def widen(self, x: Tensor) -> Tensor:
+        return self.scale * self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor, factors: tuple[float, float] = (1, 1)) -> Tensor:
+        for i, branch in enumerate((self.mix, self.widen)):
+            if self.pre_norm and factors[i]:
+                x = x + factors[i] * self.drop_paths[i](branch(self.norms[i](x)))
+            elif factors[i]:
+                x = self.norms[i](x + factors[i] * self.drop_paths[i](branch(x)))
+            elif not self.pre_norm:
+                x = self.norms[i](x)
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self, pre_norm: bool, drop_path: bool, recompute: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(pre_norm, drop_path) for _ in range(4))
+        self.head = nn.Linear(8, 3)
+        self.recompute, self.reentrant = recompute, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_() if self.recompute else x  # or reentrant checkpoints would stop there
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant) if self.recompute and self.training else layer(x)
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+    def skipping(self, x: Tensor, off: Iterable[str], factor: float) -> Tensor:
+        """The forward with branches (".drop_paths.") or whole layers off."""
+        gone = set(off)
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, Layer)
+            if f"layers.{i}" in gone:
+                continue
+            if isinstance(layer.drop_paths[0], DropPath):
+                x = layer(x, tuple(0.0 if f"layers.{i}.drop_paths.{j}" in gone else factor for j in range(2)))
+            else:
+                x = x + factor * (layer(x) - x) if layer.pre_norm else layer(x)
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+class Literal:
+    """Trains a plain model as `thin` and `attach` promise to train one with blocks."""
+
+    def __init__(
+        self, model: nn.Module, group: Any, make: Make, forward: Callable[..., Any], rescale: bool = True
+    ) -> None:
+        self.model, self.group, self.forward = model, group, forward
+        self.optimizer, self.clock = make(model.parameters()), 0
+        self.factor = group.units / group.kept if rescale else 1.0
+
+    def off(self) -> list[str]:
+        kept = kept_units([self.group], self.clock // K)["blocks"].tolist()
+        return [block.name for i, block in enumerate(self.group.blocks) if i not in kept]
+
+    def step(self, inputs: Any) -> tuple[Tensor, set[str]]:
+        """One step of a user's loop: the loss, and the names of the parameters that are held."""
+        self.optimizer.zero_grad()
+        off, masked = self.off(), self.clock % K < K - 1
+        loss = loss_of(self.forward(self.model, inputs, off, self.factor))
+        loss.backward()  # type: ignore[no-untyped-call]
+        held = {name for name, p in self.model.named_parameters() if p.grad is None}
+        if not masked:
+            held, gradients = set(), [p.grad for p in self.model.parameters()]
+            for p in self.model.parameters():
+                p.grad = None
+            loss = loss_of(self.forward(self.model, inputs, [], 1.0))
+            loss.backward()  # type: ignore[no-untyped-call]
+            held = {
+                name for (name, _), grad in zip(self.model.named_parameters(), gradients, strict=True) if grad is None
+            }
+        before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.optimizer.step()
+        if not masked:
+            with torch.no_grad():
+                for name, p in self.model.named_parameters():
+                    if name in held:
+                        p.add_(p - before[name], alpha=K - 1)
+        self.clock += 1
+        return loss.detach(), held
+
+
+def by_hand(model: Net, x: Tensor, off: Iterable[str], factor: float) -> Tensor:
+    return model.skipping(x, off, factor)
+
+
+def plain_net(pre_norm: bool, drop_path: bool, **options: bool) -> Net:
+    torch.manual_seed(0)
+    return Net(pre_norm, drop_path, **options).double()
+
+
+def batch(t: int) -> Tensor:
+    return torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(t)).double()
+
+
+NAMED = {"blocks": {"layers.*": 0.5}}
+FOUND = {"blocks": 0.4}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize(("pre_norm", "drop_path"), [(True, True), (False, True), (True, False), (False, False)])
+def test_two_cycles_equal_the_literal_loop(pre_norm: bool, drop_path: bool, rescale: bool, optimizer: str) -> None:
+    model = plain_net(pre_norm, drop_path)
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        if isinstance(module, DropPath):
+            module.drop_prob = -1.0
+    model, report = mrreg.thin(model, FOUND if drop_path else NAMED, K, batch(0), rescale=rescale)
+    group = report.groups[0]
+    assert (group.units, group.kept) == ((8, 5) if drop_path else (4, 2))
+    ours = OPTIMIZERS[optimizer](model.parameters())
+    mrreg.attach(ours, model)
+    literal = Literal(plain, group, OPTIMIZERS[optimizer], by_hand, rescale)
+    for t in range(2 * K + 1):
+        expected, held = literal.step(batch(t))
+        ours.zero_grad()
+        loss = loss_of(model(batch(t)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        names = dict(model.named_parameters())
+        if t % K < K - 1:
+            assert held == {name for name, p in names.items() if p.grad is None}
+            assert held
+        before = {name: copy.deepcopy((names[name].detach(), dict(ours.state[names[name]]))) for name in held}
+        ours.step()
+        if t % K < K - 1:
+            for name, (value, state) in before.items():
+                torch.testing.assert_close(
+                    (names[name].detach(), dict(ours.state[names[name]])), (value, state), rtol=0, atol=0
+                )
+        torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(dict(model.state_dict()), dict(plain.state_dict()), rtol=1e-9, atol=1e-9)
+        for one, two in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(dict(ours.state[one]), dict(literal.optimizer.state[two]), rtol=1e-9, atol=1e-9)
+
+
+def replaced(gives: str, model: nn.Module, inputs: Any, off: list[str], factor: float) -> Any:
+    """The forward of any model whose blocks are computed and replaced where they are off; none is scaled."""
+    assert factor == 1
+
+    def replace(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        first = next(t for t in (*args, *kwargs.values()) if isinstance(t, Tensor))
+        value = torch.zeros_like(first) if gives == "zeros" else first
+        return (value, *output[1:]) if isinstance(output, tuple) else value
+
+    handles = [model.get_submodule(path).register_forward_hook(replace, with_kwargs=True) for path in off]
+    try:
+        return call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def case(name: str) -> tuple[nn.Module, Any]:
+    """A float64 model without dropout, and inputs."""
+    if name in SMALL:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model, inputs = SMALL[name](), torch.randn(2, 3, 64, 64)
+    else:
+        model, inputs = build(name)
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
+    return model.double().train(), inputs.double() if isinstance(inputs, Tensor) else inputs
+
+
+def timm(name: str, **options: Any) -> nn.Module:
+    import timm
+
+    return timm.create_model(name, pretrained=False, num_classes=5, drop_path_rate=0.3, **options)
+
+
+def swin() -> nn.Module:
+    from torchvision.models import SwinTransformer
+
+    return SwinTransformer([2, 2], 24, [2, 2], [2, 4], [4, 4], num_classes=5, stochastic_depth_prob=0.2)  # type: ignore[no-any-return]
+
+
+def convnext() -> nn.Module:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    blocks = [CNBlockConfig(16, 24, 2), CNBlockConfig(24, None, 2)]
+    return ConvNeXt(blocks, stochastic_depth_prob=0.2, num_classes=5)  # type: ignore[no-any-return]
+
+
+SMALL: dict[str, Callable[[], nn.Module]] = {
+    "vit_drop_path": partial(
+        timm, "vit_tiny_patch16_224", img_size=64, patch_size=16, embed_dim=32, depth=3, num_heads=4
+    ),
+    "swin_drop_path": partial(
+        timm, "swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 4)
+    ),
+    "convnext_drop_path": partial(timm, "convnext_atto", depths=(2, 2, 2, 2), dims=(8, 16, 24, 32)),
+    "swin_stochastic_depth": swin,
+    "convnext_stochastic_depth": convnext,
+}
+# p, then units, what the first gives, how many modules are left out with it, and if it is scaled
+CASES: dict[str, tuple[Any, int, str, int, bool]] = {
+    "vit_drop_path": (0.4, 4, "zeros", 3, True),
+    "swin_drop_path": (0.4, 6, "zeros", 2, True),
+    "convnext_drop_path": (0.4, 7, "zeros", 3, True),
+    "swin_stochastic_depth": (0.4, 4, "zeros", 4, True),
+    "convnext_stochastic_depth": (0.4, 4, "zeros", 1, True),
+    "bert": ({"bert.encoder.layer.*": 0.5}, 2, "input", 0, False),
+    "resnet18": ({"layer1.?": 0.5}, 2, "input", 0, False),
+    "vit": ({"encoder.layers.*": 0.5}, 2, "input", 0, True),
+    "encoder": ({"layers.*": 0.5}, 2, "input", 0, False),
+    "llama": ({"model.layers.*": 0.5}, 2, "input", 0, True),
+    "gpt2": ({"transformer.h.*.mlp": 0.5, "transformer.h.*.attn": 0.5}, 4, "zeros", 1, True),
+    "t5": ({"encoder.block.1": 0.5, "decoder.block.1": 0.5}, 2, "input", 0, True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_of_libraries_train_as_if_they_were_replaced(name: str) -> None:
+    p, units, gives, helpers, scaled = CASES[name]
+    model, inputs = case(name)
+    plain = copy.deepcopy(model)
+    for module in plain.modules():
+        for attribute in ("drop_prob", "p"):
+            if type(module).__name__ in ("DropPath", "StochasticDepth") and hasattr(module, attribute):
+                setattr(module, attribute, 0.0)
+    own = {module for module in model.modules() if vars(module).get("drop_prob", 1) == 0}
+    assert not own  # such a module would be a unit too
+    model, report = mrreg.thin(model, {"blocks": p}, K, inputs, rescale=False)
+    group = report.groups[0]
+    first = group.blocks[0].calls[0]
+    assert (group.units, first.gives, len(group.blocks[0].calls) - 1, first.scaled) == (units, gives, helpers, scaled)
+    ours = OPTIMIZERS["AdamW"](model.parameters())
+    mrreg.attach(ours, model)
+    literal = Literal(plain, group, OPTIMIZERS["AdamW"], partial(replaced, gives), rescale=False)
+    for _ in range(K + 2):
+        with NoDropout():
+            expected, held = literal.step(inputs)
+            ours.zero_grad()
+            loss = loss_of(call(model, inputs))
+            loss.backward()  # type: ignore[no-untyped-call]
+        ours.step()
+        assert held
+        torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=1e-9)
+        for (key, value), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9, msg=key)
+
+
+def ready(
+    model: Net, p: Any = FOUND, make: Make = OPTIMIZERS["AdamW"], **options: Any
+) -> tuple[Net, torch.optim.Optimizer]:
+    model, _ = mrreg.thin(model, p, K, batch(0), **options)
+    optimizer = make(model.parameters())
+    mrreg.attach(optimizer, model)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int]) -> None:
+    for t in steps:
+        optimizer.zero_grad()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def read_weights(model: nn.Module, x: Tensor) -> list[str]:
+    """Names of the weights that a forward reads in a product or a norm."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    read: list[str] = []
+
+    class Reads(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = (*args, *(kwargs or {}).values())
+            read.extend(names[id(each)] for each in given if id(each) in names)
+            return func(*args, **(kwargs or {}))
+
+    with Reads():
+        model(x)
+    return [name for name in read if name.endswith("weight")]
+
+
+def test_nothing_of_a_branch_that_is_off_is_computed() -> None:
+    model, optimizer = ready(plain_net(True, True), {"blocks": 0.5})
+    group = mask_of(model).groups[0]
+    kept = kept_units([group], 0)["blocks"].tolist()
+    weights = [name for i in kept for name in group.blocks[i].parameters if name.endswith("weight")]
+    assert sorted(read_weights(model, batch(0))) == sorted([*weights, "head.weight"])
+    train(model, optimizer, range(K - 1))
+    assert len(read_weights(model, batch(0))) == 4 * 5 + 1  # the joint step
+
+
+def test_a_block_that_is_off_is_not_called() -> None:
+    model, _ = ready(plain_net(False, False), NAMED)
+    ran: list[nn.Module] = []
+    for layer in model.layers:
+        layer.get_submodule("down").register_forward_hook(lambda module, *_: ran.append(module))
+    model(batch(0))
+    kept = kept_units(mask_of(model).groups, 0)["blocks"].tolist()
+    assert ran == [model.get_submodule(f"layers.{i}.down") for i in kept]
+
+
+def test_flops_are_those_of_an_average_cycle() -> None:
+    _, report = mrreg.thin(plain_net(True, False), NAMED, 5, batch(0))
+    layer, head = 2 * 6 * (5 * 5 * 8 + 2 * 5 * 8 * 12), 2 * 6 * 8 * 3
+    plain = 3 * (4 * layer + head)
+    masked = (plain + 2 * head) / 2  # where all were off, the head's input had no gradient
+    assert report.masked_share == pytest.approx(masked / plain, rel=1e-6)
+
+
+def test_own_probabilities_are_used_where_blocks_are_included() -> None:
+    model = plain_net(True, True)
+    for i, layer in enumerate(model.layers):
+        for each in layer.get_submodule("drop_paths").children():
+            vars(each)["drop_prob"] = 0.1 * i
+    _, report = mrreg.thin(model, k=K, example_inputs=batch(0), include=["blocks"])
+    entry = report["blocks"]
+    assert (entry.kind, entry.units, entry.kept) == ("blocks", 6, 5)  # 2 (0.1 + 0.2 + 0.3) are off
+    assert {block.name for block in entry.blocks} == {f"layers.{i}.drop_paths.{j}" for i in (1, 2, 3) for j in (0, 1)}
+    assert [group.kind for group in report.groups] == ["blocks"]
+
+
+def test_joint_steps_and_evaluation_drop_nothing() -> None:
+    model = plain_net(True, True)
+    plain = copy.deepcopy(model).eval()
+    model, optimizer = ready(model)
+    for t in range(K):
+        torch.testing.assert_close(model.eval()(batch(t)), copy.deepcopy(mrreg.unwrap(copy.deepcopy(model)))(batch(t)))
+        train(model.train(), optimizer, [t])
+    mrreg.unwrap(model)
+    assert type(plain.layers[0]) is type(model.layers[0])
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("step", range(2 * K + 1))
+def test_training_resumes_at_any_step(step: int) -> None:
+    model, optimizer = ready(plain_net(True, True))
+    train(model, optimizer, range(step))
+    saved = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), saved)
+    saved.seek(0)
+    other, resumed = ready(plain_net(True, True))
+    train(other, resumed, range(2))
+    states = torch.load(saved)
+    other.load_state_dict(states[0])
+    resumed.load_state_dict(states[1])
+    train(model, optimizer, range(step, step + K + 1))
+    train(other, resumed, range(step, step + K + 1))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=0)
+        torch.testing.assert_close(dict(optimizer.state[one]), dict(resumed.state[two]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("p", [FOUND, NAMED])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_around_layers_changes_nothing(reentrant: bool, p: Any) -> None:
+    model, optimizer = ready(plain_net(True, True), p)
+    other, resumed = ready(plain_net(True, True, recompute=True), p)
+    other.reentrant = reentrant
+    for t in range(K + 1):
+        torch.manual_seed(t)
+        train(model, optimizer, [t])
+        torch.manual_seed(t)
+        train(other, resumed, [t])
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=1e-12, atol=1e-12)
+
+
+def loaded(model: nn.Module) -> Any:
+    own = [type(module) for module in mrreg.unwrap(copy.deepcopy(model)).modules()]
+    with torch.serialization.safe_globals(own):
+        return torch.load(_saved(model), weights_only=True)
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, loaded])
+def test_copies_share_nothing_and_train_alike(way: Callable[[Any], Any]) -> None:
+    model, optimizer = ready(plain_net(True, True))
+    train(model, optimizer, range(1))
+    other = way(model)
+    resumed = OPTIMIZERS["AdamW"](other.parameters())
+    mrreg.attach(resumed, other)
+    assert mask_of(other) is not mask_of(model)
+    assert all(module.forward.switches is mask_of(other) for module in other.modules() if "forward" in vars(module))
+    resumed.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, range(1, K + 1))
+    train(other, resumed, range(1, K + 1))
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+
+
+def _saved(model: nn.Module) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_zero_gradients_do_not_move_what_is_off(closure: bool) -> None:
+    model, optimizer = ready(plain_net(True, True), make=OPTIMIZERS["SGD"])
+    other, resumed = ready(plain_net(True, True), make=OPTIMIZERS["SGD"])
+    for t in range(K + 1):
+        train(model, optimizer, [t])
+
+        def evaluate(t: int = t) -> Tensor:
+            resumed.zero_grad(set_to_none=False)
+            loss = loss_of(other(batch(t)))
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        if closure:
+            resumed.step(evaluate)  # type: ignore[arg-type]
+        else:
+            evaluate()
+            resumed.step()
+        assert all(p.grad is not None for p in other.parameters()) or t < K - 1
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+
+
+def test_units_inside_of_blocks_are_thin_too() -> None:
+    model = plain_net(True, True)
+    plain = copy.deepcopy(model)
+    model, report = mrreg.thin(model, {"blocks": 0.4, "hidden": 0.5}, K, batch(0))
+    assert {(entry.kind, entry.kept) for entry in report.values() if entry.admitted} == {("blocks", 5), ("hidden", 6)}
+    model, optimizer = ready(plain, {"blocks": 0.4, "hidden": 0.5})
+    mask, names = mask_of(model), dict(model.named_parameters())
+    for t in range(2 * K):
+        before = {name: p.detach().clone() for name, p in names.items()}
+        off = {name for name, tensor in mask.tensors.items() if tensor.off}
+        train(model, optimizer, [t])
+        for name, p in names.items():
+            same = p == before[name]
+            if t % K == K - 1:
+                assert not same.all()
+            elif name in off:
+                assert same.all()
+            elif name.endswith("up.weight"):
+                assert same.all(1).sum() == 6
+
+
+def test_the_report_shows_saves_and_gives_back_blocks(tmp_path: Path) -> None:
+    _, report = mrreg.thin(plain_net(True, True), FOUND, K, batch(0))
+    line = next(line for line in str(report).splitlines() if line.startswith("blocks "))
+    assert line.split()[:4] == ["blocks", "blocks", "8", "5"]
+    assert "layers.0.drop_paths.0, layers.0.drop_paths.1" in line
+    report.save(tmp_path / "plan.pt")
+    loaded = mrreg.ThinReport.load(tmp_path / "plan.pt")
+    assert loaded["blocks"] == report["blocks"]
+    model, optimizer = ready(plain_net(True, True))
+    train(model, optimizer, range(K))
+    other, _ = mrreg.thin(plain_net(True, True), k=K, plan=loaded)
+    again = OPTIMIZERS["AdamW"](other.parameters())
+    mrreg.attach(again, other)
+    train(other, again, range(K))
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"plan must be one for this model, got \{'layers\.0\."):
+        mrreg.thin(build("mlp")[0], plan=loaded)
+
+
+def test_hooks_buffers_and_random_state_stay() -> None:
+    model = plain_net(True, True)
+    calls: list[object] = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: calls.append(1))
+    before, state = [dict(vars(module)) for module in model.modules()], torch.get_rng_state()
+    mrreg.thin(model, FOUND, K, batch(0))
+    assert calls == []
+    assert torch.equal(torch.get_rng_state(), state)
+    mrreg.unwrap(model)
+    assert [dict(vars(module)) for module in model.modules()] == before
+
+
+class Plain(nn.Module):
+    """Layers that are no blocks, each for another reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.tied.weight
+        self.wide, self.narrow = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.alone, self.unused, self.tanh = nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh()
+        self.one, self.two, self.pos = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.randn(1, 3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.tied(x)
+        x = x + self.other(x)
+        x = self.alone(self.narrow(self.wide(x))) + self.pos
+        x = x + self.two(x)
+        return x + self.tanh(x) + self.one(x)  # type: ignore[no-any-return]
+
+
+def test_what_is_no_block_says_why() -> None:
+    _, report = mrreg.thin(Plain(), {"blocks": {"*": 0.5}}, K, torch.randn(2, 3, 4))
+    assert {name: entry.reason for name, entry in report.items() if entry.kind == "blocks" and entry.reason} == {
+        "tied": "'tied.weight' is used elsewhere too",
+        "other": "'other.weight' is used elsewhere too",
+        "wide": "its output has another shape than its input",
+        "narrow": "its output has another shape than its input",
+        "alone": "its input is not added to its output, neither in it nor after it",
+        "unused": "the forward on example_inputs does not call it",
+        "tanh": "it has no parameters of its own",
+    }
+
+
+@pytest.mark.parametrize(
+    ("p", "options", "message"),
+    [
+        ({"blocks": 1.5}, {}, r"p of 'blocks' must be in \[0, 1\], got 1\.5"),
+        ({"blocks": {"layers.*": -1}}, {}, r"p of 'layers\.\*' must be in \[0, 1\], got -1"),
+        ({"blocks": {"layer.*": 0.5}}, {}, r"p must be names or patterns that match a module, got 'layer\.\*'"),
+        ({"blocks": 0.5, "heads": 0.5}, {}, "p must be kinds or patterns that match a group of units, got 'heads'"),
+    ],
+)
+def test_wrong_arguments_are_refused(p: Any, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        mrreg.thin(plain_net(True, True), p, K, batch(0), **options)
+
+
+def test_a_model_without_drop_path_is_told_to_name_blocks() -> None:
+    for options in ({"p": {"blocks": 0.2}}, {"include": ["blocks"]}):
+        with pytest.raises(ValueError, match=r"no DropPath or StochasticDepth in the model.*Name modules: p="):
+            mrreg.thin(plain_net(True, False), k=K, example_inputs=batch(0), **options)
+
+
+def test_excluded_blocks_stay() -> None:
+    _, report = mrreg.thin(plain_net(True, True), {"blocks": 0.5}, K, batch(0), exclude=["layers.0.*"])
+    assert report["blocks"].units == 6
+
+
+@pytest.mark.slow
+def test_masked_steps_of_a_compiled_model_run_eagerly() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    model, optimizer = ready(plain_net(True, True))
+    other, resumed = ready(plain_net(True, True))
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled: Any = torch.compile(other, backend=counter)
+    for t in range(2 * K):
+        train(model, optimizer, [t])
+        train(compiled, resumed, [t])
+        assert counter.frame_count == (t >= K - 1)
+    torch.testing.assert_close(dict(other.state_dict()), dict(model.state_dict()), rtol=1e-12, atol=1e-12)
