@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import mrreg
-from benchmarks.core.comparison import Comparison, Costs, Job, Search, named
+from benchmarks.core.comparison import Comparison, Costs, Job, Options, Search, named
 from benchmarks.core.sections import Section
 from benchmarks.core.study import Study
 from benchmarks.core.study_sections import Shown, study_sections
@@ -70,6 +70,7 @@ class Config:
     networks: Mapping[Network, tuple[str, ...]] = field(default_factory=lambda: {"ResNet": FEW, "CNN": FEW})
     lr: float = 0.05
     timings: int = 5
+    trials: int = 3  # seeds of each option
 
 
 PRESETS = {
@@ -87,7 +88,11 @@ def comparisons(config: Config) -> list[Comparison[Method]]:
     def search(network: Network, names: tuple[str, ...]) -> Search:
         grid = {name: GRID[name] for name in names if name in GRID}
         like = {name: THIN for name in names if name.startswith(THIN + ",")}
-        return Search(grid, like, lambda name, options: f"search {network}: {name}, {named(options)}", at="seconds")
+
+        def trial(name: str, options: Options) -> str:
+            return f"search {network}: {name}, {named(options)}"
+
+        return Search(grid, like, trial, config.trials, at="seconds")
 
     return [
         Comparison(
