@@ -77,7 +77,7 @@ def report_(
         ),
     ] = None,
     readme: Annotated[
-        bool, typer.Option("--readme", help="Also put the excerpt of the results into README.md.")
+        bool, typer.Option("--readme", help="Also put comparisons into README.md and docs/when-it-helps.md.")
     ] = False,
 ) -> None:
     """Show all records: one section for each table and figure of the paper, its numbers beside ours."""
@@ -97,8 +97,9 @@ def report_(
     for path in (*pages, *report.write_docs(shown, chapters, docs)):
         print(path)
     if readme:
-        report.fill_readme(README, shown)
-        print(README)
+        for page, table in ((README, report.excerpt(shown)), (DOCS / "when-it-helps.md", report.thin(shown))):
+            report.fill(page, table)
+            print(page)
 
 
 @app.command("demo")

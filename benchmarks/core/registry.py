@@ -71,6 +71,12 @@ REGISTERED = {
     "mnist-small": Entry("mnist.small", "masks on 1,000 and 5,000 images of MNIST, everyone's p tuned", 2, IMAGES),
     "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder", 3),
     "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
+    "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),
+    "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", 3, IMAGES),
+    "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", 3, ENCODER),
+    "thin-words": Entry("thin.words", "thin sub-networks, dropout and weight decay for a word-level decoder", 3),
+    "thin-batchnorm": Entry("thin.batchnorm", "whose statistics BatchNorm should have under thin training", 1, IMAGES),
+    "thin-boost": Entry("thin.boost", "at which k, learning rate and momentum the boost of thin training is stable", 2),
     "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables", 1, IMAGES),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", 0.5),
 }

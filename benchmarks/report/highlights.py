@@ -99,10 +99,14 @@ CIFAR, DIGITS = "MobileNetV1 (width 0.25) on CIFAR-10: own lr: ", "ResNet-20 on 
 HALF = "half fast, k = 5"
 
 THIN = (
-    Comparison("Penn Treebank, 10,000 characters, decoder", "thin training", "dropout", "thin-chars",
+    Comparison("Penn Treebank, 30,000 characters, decoder", "thin training", "dropout", "thin-chars",
                ("thin, k = 5", "dropout"), "loss at equal seconds", "loss", "nats", 3, lower=True),
     Comparison("MNIST, 1,000 images, 784-1000-1000-10", "thin training", "dropout", "thin-mnist",
                ("1000: thin, k = 5", "1000: dropout")),
+    Comparison("CIFAR-10, 1,000 images, vision transformer", "thin training", "dropout", "thin-vit",
+               ("thin, k = 5", "dropout")),
+    Comparison("CIFAR-10, 1,000 images, ResNet", "thin training", "Dropout2d", "thin-convolutions",
+               ("ResNet: thin, k = 5", "ResNet: dropout")),
 )  # fmt: skip
 MASKS = (
     Comparison("MNIST, 5,000 images, 784-800-10", UNIT_MASKS, "dropout", "mnist-small",
@@ -125,7 +129,7 @@ TIME_SCALES = (
     Comparison("the same with momentum 0.9", "multirate", "SGD", "spiral",
                ("multirate, momentum 0.9", "SGD, momentum 0.9"), ""),
 )  # fmt: skip
-EXCERPT = (*THIN, MASKS[1], FINE_TUNING[0], *FINE_TUNING[2:])
+EXCERPT = (*THIN, *FINE_TUNING[2:])
 CARDS = (
     Card(
         "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "

@@ -14,7 +14,7 @@ from benchmarks.core.errors import UserError
 from benchmarks.core.records import Record
 from benchmarks.core.registry import REGISTERED
 from benchmarks.core.sections import Claim, Row, Section
-from benchmarks.report import highlights, verdict
+from benchmarks.report import answers, highlights, verdict
 from benchmarks.report import plots as report_plots
 from benchmarks.report.paper import Item
 
@@ -200,19 +200,35 @@ def write_docs(shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path,
     return page, figure
 
 
-def fill_readme(readme: Path, shown: Shown) -> None:
-    """Put the excerpt of the results between the two marks of the README.
+def fill(page: Path, table: str) -> None:
+    """Put a table between the two marks of a page, such as the README.
 
     Raises:
         UserError: If the marks are not there.
     """
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise UserError(f"{readme}: the README must have the lines {BEGIN} and {END}, got none. Add them.")
-    table = _environment().get_template("excerpt.md.j2").render(excerpt=highlights.excerpt(_largest(shown)))
-    readme.write_text(f"{before}{begin}\n{table.strip()}\n{end}{after}", encoding="utf-8")
+        raise UserError(f"{page}: the page must have the lines {BEGIN} and {END}, got none. Add them.")
+    page.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
+
+
+def excerpt(shown: Shown) -> str:
+    """Return the table of the README."""
+    return _table(highlights.excerpt(_largest(shown)))
+
+
+def thin(shown: Shown) -> str:
+    """Return what the records say of thin training: comparisons, who is ahead, where a boost is stable."""
+    records = _largest(shown)
+    said = "\n".join(f"- {each}" for each in answers.sentences(records))
+    parts = (_table(highlights.excerpt(records, answers.ROWS)), said, answers.boosts(records))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(rows: Sequence[tuple[highlights.Comparison, str, str]]) -> str:
+    return _environment().get_template("excerpt.md.j2").render(excerpt=rows).strip()
 
 
 def _largest(shown: Shown) -> dict[str, Record]:

@@ -91,10 +91,19 @@ def comparisons(config: Config) -> list[Comparison[Method]]:
     return [compared(METHODS, rest), compared(rest, METHODS)]
 
 
+Texts = tuple[Tensor, Tensor, Tensor, int]
+"""Numbers of characters to train on, for validation and for the test, and how many different ones there are."""
+
+
 def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
+    """Return the training of a method on characters."""
+    return training(config, method, seed, job, texts(job.data_dir, config.characters, config.held_out))
+
+
+def training(config: Config, method: Method, seed: int, job: Job, parts: Texts) -> Loop:
     """Return the training of a method; windows of the text are drawn at random."""
-    train, valid, test = (part.to(job.device) for part in texts(job.data_dir, config.characters, config.held_out)[:3])
-    count = texts(job.data_dir, config.characters, config.held_out)[3]
+    train, valid, test = (part.to(job.device) for part in parts[:3])
+    count = parts[3]
     torch.manual_seed(seed)
     model = network(config, method, count).to(job.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=method.weight_decay)
@@ -125,7 +134,7 @@ def rows(text: Tensor) -> list[Batch]:
 
 
 @cache
-def texts(folder: Path | None, characters: int, held_out: int) -> tuple[Tensor, Tensor, Tensor, int]:
+def texts(folder: Path | None, characters: int, held_out: int) -> Texts:
     """Return the beginnings of the three texts as numbers of characters, and how many characters there are."""
     root = locate("Penn Treebank", list(FILES.values()), folder, None)
     parts = {part: (root / file).read_text(encoding="utf-8") for part, file in FILES.items()}

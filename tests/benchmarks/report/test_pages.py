@@ -144,13 +144,13 @@ README = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
 def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
-    report.fill_readme(readme, [(TEXT, ())])
+    report.fill(readme, report.excerpt([(TEXT, ())]))
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
     assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
     assert "| later half fast | lower half frozen | ahead: +1.0 points (+0.8 to +1.1) |" in once
     assert "\nold\n" not in once
-    report.fill_readme(readme, [(TEXT, ())])
+    report.fill(readme, report.excerpt([(TEXT, ())]))
     assert readme.read_text() == once
 
 
@@ -197,5 +197,5 @@ def test_a_readme_without_marks_is_left_alone(tmp_path: Path, text: str) -> None
     readme = tmp_path / "README.md"
     readme.write_text(text)
     with pytest.raises(UserError, match="results:begin"):
-        report.fill_readme(readme, [])
+        report.fill(readme, "")
     assert readme.read_text() == text

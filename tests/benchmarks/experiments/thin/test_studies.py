@@ -1,5 +1,6 @@
 """The studies of thin networks: as many trials for everyone, the loss of a budget, and whole smoke runs."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from benchmarks.core import records, runner
 from benchmarks.core.comparison import Job
-from benchmarks.experiments.thin import chars, mnist
+from benchmarks.experiments.thin import boost, chars, mnist, words
 from benchmarks.experiments.thin.decoder import Decoder
 
 
@@ -74,3 +75,31 @@ def test_trainings_of_the_decoder_differ_in_what_is_left_out_alone(method: str, 
     for loop in loops:
         loop.step()
     assert loops[0].evaluate("test") < 10
+
+
+def test_rare_words_are_one_word(tmp_path: Path) -> None:
+    (tmp_path / "ptb").mkdir()
+    for part, text in (("train", "b a b c a b <unk> <unk> <unk> <unk>"), ("valid", "a d"), ("test", "c b")):
+        (tmp_path / "ptb" / f"ptb.{part}.txt").write_text(text)
+    train, valid, test, count = words.texts(tmp_path, 6, 2, 3)
+    assert (train.tolist(), valid.tolist(), test.tolist(), count) == ([1, 2, 1, 0, 2, 1], [2, 0], [0, 1], 3)
+
+
+@pytest.mark.parametrize("setting", [boost.SETTINGS[4], boost.SETTINGS[-1]])
+def test_short_trainings_have_their_learning_rate_momentum_and_boost(setting: boost.Setting, tmp_path: Path) -> None:
+    (tmp_path / "ptb").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{part}.txt").write_text("abcdefgh " * 300)
+    config = boost.PRESETS["smoke"]
+    loop = boost.build(config, boost.Method(5, 2.5), 1, Job("compare", 4, setting, torch.device("cpu"), tmp_path, ""))
+    warm = 1 if setting.network == "MLP" else 1 / chars.WARM
+    loop.step()
+    group = loop.optimizer.param_groups[0]
+    assert group["lr"] == pytest.approx(setting.lr * warm)
+    assert group.get("momentum", 0.0) == setting.momentum
+    assert loop.evaluate("test") > 0.1  # a loss, not per cent
+
+
+@pytest.mark.parametrize(("loss", "diverged"), [(2.0, False), (2.4, True), (float("nan"), True), (float("inf"), True)])
+def test_a_loss_above_guessing_is_a_diverged_training(loss: float, diverged: bool) -> None:
+    assert math.isnan(boost.judged(loss, 10)) == diverged
