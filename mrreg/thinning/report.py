@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mrreg.errors import quoted
 from mrreg.masks.slots import AttributeOverride, Block, BlockCall, Slot, UnitGroup
 
 LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
@@ -73,6 +74,8 @@ class ThinReport(Mapping[str, ThinEntry]):
         self.flops, self._unchanged, self.signature = flops, dict(unchanged), dict(signature)
 
     def __getitem__(self, name: str) -> ThinEntry:
+        if name not in self._entries:
+            raise KeyError(f"no group {name!r}; there is: {quoted(self._entries)}")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -143,6 +146,9 @@ class ThinReport(Mapping[str, ThinEntry]):
             entries[name] = ThinEntry(**{**entry, "slots": slots, "blocks": blocks})
         overrides = [AttributeOverride(**each) for each in state["overrides"]]
         return cls(entries, overrides, state["k"], tuple(state["flops"]), state["unchanged"], state["signature"])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)

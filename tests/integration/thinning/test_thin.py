@@ -270,3 +270,11 @@ def test_layers_with_a_mask_of_their_own_are_left_to_it() -> None:
     for _ in range(6):
         model(X).sum().backward()
         optimizer.step()
+
+
+def test_a_report_lists_what_there_is() -> None:
+    _, report = mrreg.thin(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), example_inputs=torch.randn(2, 4))
+    with pytest.raises(KeyError, match="no group 'nope'; there is: '0'"):
+        report["nope"]
+    assert "nope" not in report
+    assert repr(report) == str(report)
