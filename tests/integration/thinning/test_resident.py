@@ -279,6 +279,7 @@ class Residual(nn.Sequential):
         return out
 
 
+@pytest.mark.filterwarnings("ignore:thin. resident=True has no effect")
 def test_blocks_that_are_off() -> None:
     results = []
     for resident in (False, True):
