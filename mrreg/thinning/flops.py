@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from mrreg.isolation import set_generators
 from mrreg.masks.checkpoint_guard import CheckpointGuard
@@ -18,6 +17,8 @@ def step_flops(twin: nn.Module, inputs: Inputs, thin: frozenset[int] = frozenset
 
     A checkpoint inside the forward must not recompute anything of the parameters whose ids are in `thin`.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
+
     trained = [p for p in twin.parameters() if p.requires_grad]
     handles = [p.register_post_accumulate_grad_hook(_forget) for p in trained]  # type: ignore[no-untyped-call]
     watch = _ThinReads(thin)
