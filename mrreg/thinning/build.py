@@ -76,7 +76,7 @@ def thin(
         plan: The report of an earlier call for the same model: nothing is searched or tried, and `p`, `include` and
             `exclude` are not read.
         resident: Keep only the kept entries in the model and the optimizer from one joint step to the next, so that no
-            step gathers them: wide layers save up to twice as much. Reading or listing the model's parameters, or
+            step gathers them: wide layers on small batches gain most. Reading or listing the model's parameters, or
             saving the optimizer, makes them whole until the next cycle. Parameters and states taken earlier are out of
             date in between, their gradients too: clip those in `optimizer.param_groups`, read anew at every step.
             Without effect in compiled and data-parallel models.

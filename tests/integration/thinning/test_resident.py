@@ -5,6 +5,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,8 +46,7 @@ class Convolutions(nn.Module):
         return out
 
 
-P = {"inputs": 0.34, "hidden": 0.5, "heads": 0.5, "channels": 0.5}
-SHARES = {mlp: P, Encoder: {"hidden": 0.5, "heads": 0.5}, Convolutions: {"channels": 0.5}}
+SHARES = {mlp: {"inputs": 0.34, "hidden": 0.5}, Encoder: {"hidden": 0.5, "heads": 0.5}, Convolutions: {"channels": 0.5}}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.1, nesterov=True),
     "AdamW": lambda params: torch.optim.AdamW(params, lr=0.01),
@@ -55,12 +55,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def made(
-    build: Callable[[], nn.Module], optimizer: str, resident: bool
+    build: Callable[[], nn.Module], optimizer: str | Callable[..., torch.optim.Optimizer], resident: bool
 ) -> tuple[nn.Module, torch.optim.Optimizer, Attachment]:
     torch.manual_seed(0)
-    p = {kind: share for kind, share in SHARES[build].items() if build is not mlp or kind in ("inputs", "hidden")}
-    model, _ = mrreg.thin(build().double(), p, K, torch.randn(2, 6), resident=resident)
-    made = OPTIMIZERS[optimizer](model.parameters())
+    model, _ = mrreg.thin(build().double(), SHARES[build], K, torch.randn(2, 6), resident=resident)
+    make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    made = make(model.parameters())
     return model, made, mrreg.attach(made, model, seed=3)
 
 
@@ -224,6 +224,7 @@ def test_saving_in_the_middle_of_a_step(hooked: bool) -> None:
     if hooked:  # torch puts hooks on the steps of classes that have had an instance
         Base([torch.zeros(1)])
     saved: list[Any] = []
+    model: nn.Module = nn.Identity()  # while `attach` tries the optimizer on a small tensor
 
     class Saving(Base):
         def step(self, closure: Any = None) -> Any:
@@ -235,10 +236,7 @@ def test_saving_in_the_middle_of_a_step(hooked: bool) -> None:
 
     results = []
     for resident in (False, True):
-        torch.manual_seed(0)
-        model, _ = mrreg.thin(mlp().double(), 0.5, K, torch.randn(2, 6), resident=resident)
-        optimizer = Saving(model.parameters(), lr=0.1, momentum=0.9)
-        mrreg.attach(optimizer, model, seed=3)
+        model, optimizer, _ = made(mlp, partial(Saving, lr=0.1, momentum=0.9), resident)
         saved.clear()
         train(model, optimizer, 0, STEPS)
         results.append(dict(model.state_dict()))
@@ -300,10 +298,7 @@ def test_blocks_that_are_off() -> None:
 def test_a_compiled_model_gathers() -> None:
     results = []
     for resident in (False, True):
-        torch.manual_seed(0)
-        model, _ = mrreg.thin(mlp().double(), 0.5, K, torch.randn(2, 6), resident=resident)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        mrreg.attach(optimizer, model, seed=3)
+        model, optimizer, _ = made(mlp, "SGD", resident)
         compiled: Any = torch.compile(model, backend="aot_eager")
         train(compiled, optimizer, 0, K)
         train(model, optimizer, K, K + 2)
@@ -397,10 +392,8 @@ def test_a_step_that_failed_is_no_step(resident: bool, failing: int) -> None:
 
     results = []
     for fails in (False, True):
-        torch.manual_seed(0)
-        model, _ = mrreg.thin(mlp().double(), 0.5, K, torch.randn(2, 6), resident=resident)
-        optimizer = Failing(model.parameters(), lr=0.01, weight_decay=0.1)
-        mrreg.attach(optimizer, model, seed=3)
+        model, made_optimizer, _ = made(mlp, partial(Failing, lr=0.01, weight_decay=0.1), resident)
+        optimizer: Any = made_optimizer
         train(model, optimizer, 0, failing)
         if fails:
             optimizer.fails = True
