@@ -35,7 +35,7 @@ METHODS = {
     "masks by entry": Method("entries"),
 }
 FEW = tuple(METHODS)[:5]
-PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.0, 0.5))
+PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.7, 0.5))
 DECAY = (1e-3, 3e-3, 1e-2)
 
 
@@ -64,7 +64,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, (Size(100, 2),), 1, batch=25, width=16, validation=200, timings=1, data="digits"),
-    "cpu": Config(10, (Size(1000, 30, FEW), Size(5000, 12, FEW)), trials=2, timings=6),
+    "cpu": Config(10, (Size(1000, 60), Size(5000, 24, FEW)), timings=6),
     "gpu": Config(10, (Size(1000, 200), Size(5000, 100), Size(50_000, 50))),
 }
 
