@@ -1,7 +1,7 @@
 """Masks where a model has dropout."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from warnings import warn
 
@@ -11,18 +11,23 @@ from mrreg.convert.layers import DROPOUTS, register_linear_layers
 from mrreg.convert.planner import ATTENTION, DropoutSite, MaskSpec, Placement, Planner, assign, is_fixed
 from mrreg.convert.report import Report, Swap
 from mrreg.convert.tracer import DROPOUT_FUNCTION, RandomCall, Trace, modules_called, trace_forward
+from mrreg.convert.units import Choice, UnitPlan, find_units, owners
 from mrreg.convert.value_graph import graph_from_structure
 from mrreg.convert.wrap import check_model, replace_modules
 from mrreg.errors import NoEffectWarning
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.targets import hidden_pair
+from mrreg.masks.thin_model import install
 from mrreg.module_utils import common, has_stock_forward, join, within
-from mrreg.thinning.branches import DROP_PATH
+from mrreg.thinning.blocks import BLOCKS
+from mrreg.thinning.branches import DROP_PATH, drop_probability
+from mrreg.thinning.report import ThinReport
 
 WHERE = "swap_dropout"
 UNCALLED = "this forward did not call it (attention often reads its p only)"
 UNKNOWN = "its neighbours are only known inside nn.Sequential and torch's Transformer layers: pass example_inputs"
 UNREACHED = "the forward holds its layers elsewhere too (in a closure or a list), where they cannot be replaced"
+OWNED = "the layers beside it belong to groups of units that other dropouts became"
 UNREAD = "what a forward does with it is only seen with example_inputs"
 ATTENTION_FUNCTION = re.compile(r".*attention.*")
 
@@ -43,6 +48,11 @@ def swap_dropout(
     over the hidden units if nothing else in there needs a mask. A layer has one mask: where dropouts compete for
     layers, as many of them as possible are replaced.
 
+    With `example_inputs`, a dropout between the layers of a group of units that `thin` finds (hidden units, channels)
+    drops that group instead, and modules that drop a residual branch at random (DropPath, StochasticDepth) become
+    branches that are off for a cycle: absent units and branches are not computed. The model is then as if made by
+    `thin`, and masks over single layers are groups of it, so that a layer can have several.
+
     The report lists every source of dropout. Left are dropout on attention probabilities, which have no weight to mask;
     dropout beside frozen layers, whose masks no optimizer would drive; functions, for which the report has the `mask`
     call that does the same; whole branches or layers that a forward skips at random.
@@ -55,12 +65,12 @@ def swap_dropout(
             the masks are reached. They run without gradients and hooks, on a copy of everything but the parameters,
             and leave random states, buffers and caches alone. Without it, only the order inside nn.Sequential and
             torch's Transformer and recurrent layers is known.
-        rescale: As in `MultirateMask`: None divides what is kept by 1 - p, as nn.Dropout does.
+        rescale: None or True divides what is kept by the share that is, as nn.Dropout does.
         boost: As in `MultirateMask`.
 
     Returns:
         The same model, and a `Report`: a dict from the path of each dropout to a `Swap`; printed, it says line by line
-        what was replaced by what, what was left, and why.
+        what was replaced by what, what was left, and why. Its `thin` is the `ThinReport` of the groups, if there are.
 
     Raises:
         TypeError, ValueError: If an argument is of the wrong kind or out of range.
@@ -89,22 +99,70 @@ def swap_dropout(
     planner = Planner(model, nodes, UNKNOWN if trace is None else UNCALLED)
     sites = list(planner.sites())
     options = {"k": k, "rescale": rescale, "boost": boost}
-    chosen = _paired(assign(sites, {}), planner)
+    plan = UnitPlan(planner.modules, sites, {} if trace is None else _drop_paths(model))
+    thin, obstacle = None, ""
+    if trace is not None:
+        _leave_unreached_dropouts(sites, planner, model, example_inputs, trace)
+        thin, obstacle = find_units(model, k, example_inputs, plan)
+        _leave_layers_of(thin, sites, planner)
+    chosen = _paired(assign([site for site in sites if site not in plan.chosen], {}), planner)
     if trace is not None:
         replacements = _replacements(chosen, planner, options)
         called = modules_called(WHERE, model, example_inputs, replacements, trace)
         _leave_unreached(chosen, planner, replacements, called)
-    swaps = {site.path: _outcome(site, chosen.get(site, {})) for site in sites}
-    swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k))
-    report = Report(swaps, partial=trace is None and not all(map(has_stock_forward, model.modules())))
-    replace_modules(WHERE, model, _replacements(chosen, planner, options))
+    swaps = {site.path: _outcome(site, chosen.get(site, {}), plan.chosen.get(site)) for site in sites}
+    swaps |= dict(_untraced(model) if trace is None else _random_calls(trace, planner, chosen, k, plan))
+    partial = trace is None and not all(map(has_stock_forward, model.modules()))
+    report = Report(swaps, partial=partial, thin=thin, obstacle=obstacle)
+    replace_modules(WHERE, model, _replacements(chosen, planner, options) | _identities(plan.chosen, planner))
+    if thin is not None:
+        install(model, thin.groups, thin.overrides, k=k, boost=boost, rescale=rescale is not False, flops=thin.flops)
     for site in chosen:
         if site.path not in planner.modules:  # it is the argument of a recurrent module
             recurrent: Any = planner.modules[site.path.rpartition(".")[0]]
             recurrent.dropout = 0.0
-    if not chosen:
+    if not chosen and thin is None:
         warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
     return model, report
+
+
+def _drop_paths(model: nn.Module) -> dict[str, float]:
+    """Return p of each module that drops its residual branch at random, by path."""
+    found = {path: drop_probability(module) for path, module in model.named_modules()}
+    return {path: p for path, p in found.items() if p}
+
+
+def _identities(sites: Iterable[DropoutSite], planner: Planner) -> dict[nn.Module, nn.Module]:
+    """Return what takes the places of dropout modules."""
+    dropouts = (planner.modules[site.path] for site in sites if site.path in planner.modules)
+    return {dropout: nn.Identity().train(dropout.training) for dropout in dropouts}
+
+
+def _leave_unreached_dropouts(
+    sites: Iterable[DropoutSite], planner: Planner, model: nn.Module, example_inputs: Any, trace: Trace
+) -> None:
+    """Leave the dropouts that a forward still calls when others stand in their place."""
+    sites = [site for site in sites if site.placements]
+    called = modules_called(WHERE, model, example_inputs, _identities(sites, planner), trace)
+    _leave(UNREACHED, [site for site in sites if planner.modules.get(site.path) in called])
+
+
+def _leave(reason: str, sites: Iterable[DropoutSite]) -> None:
+    """Leave dropouts that masks could replace if it were not for some reason."""
+    for site in sites:
+        if site.placements:
+            site.placements, site.reason = [], reason
+
+
+def _leave_layers_of(thin: ThinReport | None, sites: Iterable[DropoutSite], planner: Planner) -> None:
+    """Leave the layers that hold units of groups to those: no mask goes into the layer's place."""
+    taken = owners(thin) if thin is not None else []
+    planner.masked += taken
+    for site in sites:
+        free = [each for each in site.placements if not any(within(path, name) for path in each for name in taken)]
+        if not free:
+            _leave(OWNED, [site])
+        site.placements = free
 
 
 def _replacements(
@@ -118,8 +176,7 @@ def _replacements(
         )
         for path, mask in _merged(chosen).items()
     }
-    dropouts = {modules[site.path] for site in chosen if site.path in modules}
-    return replacements | {dropout: nn.Identity().train(dropout.training) for dropout in dropouts}
+    return replacements | _identities(chosen, planner)
 
 
 def _leave_unreached(
@@ -128,16 +185,17 @@ def _leave_unreached(
     replacements: Mapping[nn.Module, nn.Module],
     called: set[nn.Module],
 ) -> None:
-    """Leave the dropouts that a forward still calls when others stand in their place, or whose masks it does not."""
+    """Leave the dropouts whose masks a forward does not call."""
     for site, placement in list(chosen.items()):
-        masks = {replacements[planner.modules[path]] for path in placement}
-        if planner.modules.get(site.path) in called or not masks <= called:
+        if not {replacements[planner.modules[path]] for path in placement} <= called:
             del chosen[site]
             site.reason = UNREACHED
 
 
-def _outcome(site: DropoutSite, placement: Placement) -> Swap:
-    """Return the report entry of a dropout, with the placement that was chosen or none."""
+def _outcome(site: DropoutSite, placement: Placement, units: Choice | None) -> Swap:
+    """Return the report entry of a dropout, with the placement or groups that were chosen or none."""
+    if units is not None:
+        return Swap(site.what, units.masks, units.reason)
     masks = {path: str(mask.structure) for path, mask in placement.items()}
     reason = site.reason
     if "hidden" in masks.values():
@@ -150,9 +208,9 @@ def _outcome(site: DropoutSite, placement: Placement) -> Swap:
 
 
 def _random_calls(
-    trace: Trace, planner: Planner, chosen: dict[DropoutSite, Placement], k: int
+    trace: Trace, planner: Planner, chosen: dict[DropoutSite, Placement], k: int, plan: UnitPlan
 ) -> Iterator[tuple[str, Swap]]:
-    """Yield report entries for random numbers that a forward draws itself: no mask replaces them."""
+    """Yield report entries for random numbers that a forward draws itself: masks replace only DropPath's."""
     sites: dict[str, DropoutSite] = {}
     for name, call in trace.random_calls.items():
         owner = type(planner.modules[call.place]).__name__
@@ -162,18 +220,19 @@ def _random_calls(
         if DROPOUT_FUNCTION.fullmatch(call.function) and name in planner.uses:
             planner.weigh(sites[name])
         else:
-            sites[name].reason = _what_it_drops(call, owner)
+            sites[name].reason = plan.branches.get(call.place, _what_it_drops(call, owner))
     by_hand = assign(sites.values(), chosen)
     for name, site in sites.items():
+        if (place := trace.random_calls[name].place) in plan.off:
+            yield name, Swap(site.what, {place: BLOCKS}, "its branch is not computed while it is off")
+            continue
         yield name, Swap(site.what, {}, _by_hand(site, by_hand[site], k) if site in by_hand else site.reason)
 
 
 def _what_it_drops(call: RandomCall, owner: str) -> str:
     if ATTENTION_FUNCTION.fullmatch(call.function):
         return ATTENTION
-    if DROP_PATH.search(owner):
-        return "it drops whole branches, which masks of units cannot; mrreg.thin(include=['blocks']) can"
-    if DROP_PATH.search(call.where):
+    if DROP_PATH.search(owner) or DROP_PATH.search(call.where):
         return "it drops whole branches, which masks of units cannot"
     if call.scalar:
         return "one number decides, as where layers are skipped at random; the forward was followed with none skipped"

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mrreg.thinning.report import ThinReport
+
 FUNCTIONS = "Dropout in functions (F.dropout, scaled_dot_product_attention) is only seen with example_inputs."
 HELD = (
     "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
@@ -40,11 +42,15 @@ class Report(dict[str, Swap]):
     Args:
         swaps: The outcomes.
         partial: True if there may be more, in functions that only a forward shows.
+        thin: The groups of units that stand for some of them, if there are.
+        obstacle: What kept groups from being looked for.
     """
 
-    def __init__(self, swaps: Mapping[str, Swap], *, partial: bool = False) -> None:
+    def __init__(
+        self, swaps: Mapping[str, Swap], *, partial: bool = False, thin: ThinReport | None = None, obstacle: str = ""
+    ) -> None:
         super().__init__(swaps)
-        self.partial = partial
+        self.partial, self.thin, self.obstacle = partial, thin, obstacle
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
@@ -52,4 +58,8 @@ class Report(dict[str, Swap]):
         seen = "dropouts seen without example_inputs" if self.partial else "dropouts"
         lines = [f"{replaced} of {len(self)} {seen} replaced by masks"]
         lines += [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
-        return "\n".join([*lines, *([FUNCTIONS] if self.partial else []), *([HELD] if replaced else [])])
+        notes = [FUNCTIONS] if self.partial else []
+        notes += [HELD] if replaced else []
+        notes += [self.thin.summary()] if self.thin else []
+        notes += [f"Groups of units were not looked for: {self.obstacle}"] if self.obstacle else []
+        return "\n".join(lines + notes)

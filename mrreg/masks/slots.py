@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 Role = Literal["producer", "member", "consumer"]
-Kind = Literal["hidden", "heads", "channels", "inputs", "stream", "blocks"]
+Kind = Literal["hidden", "heads", "channels", "inputs", "outputs", "stream", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class UnitGroup:
 
     Args:
         name: Path of the module that owns the first producer (for "inputs": consumer), unique in the model.
-        kind: Kind of the units.
+        kind: Kind of the units. Those of "outputs" are what one layer gives: its rows count as columns that read them.
         units: Number of units.
         kept: Number of units that are present on a masked step.
         slots: Every place where entries of a unit lie.
@@ -80,6 +80,11 @@ class UnitGroup:
     kept: int
     slots: tuple[Slot, ...]
     blocks: tuple[Block, ...] = ()
+
+    @property
+    def keeps_shape(self) -> bool:
+        """True if absent entries stay, at zero: what is around the layer gives or takes all units."""
+        return self.kind in ("inputs", "outputs")
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,7 @@ def install(
     Raises:
         ValueError: If the model is thin already, has a forward of its own beside its class's, or is compiled.
     """
-    if NAME in vars(model):
-        raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
-    if "forward" in vars(model) or isinstance(model, (torch.jit.ScriptModule, nn.DataParallel)):
-        rule, remedy = "a module whose class defines its forward", "Make it thin before anything replaces its forward."
-        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
+    check_thinnable(model)
     mask = ThinMask(model, groups, overrides, k, boost, rescale, flops, resident)
     vars(model)[NAME] = mask
     if mask.block_group is not None:
@@ -63,6 +59,15 @@ def install(
     kind: Any = type(model)
     model.__class__ = thin_class(kind)
     return model
+
+
+def check_thinnable(model: nn.Module) -> None:
+    """Raise if a model is thin already, or its class does not say what it computes."""
+    if any(NAME in vars(module) for module in model.modules()):
+        raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
+    if "forward" in vars(model) or isinstance(model, (torch.jit.ScriptModule, nn.DataParallel)):
+        rule, remedy = "a module whose class defines its forward", "Make it thin before anything replaces its forward."
+        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
 
 
 def uninstall(model: nn.Module) -> None:

@@ -78,9 +78,9 @@ class ThinTensor(KeptUnits):
         return self.widened(super().gather(value), value)
 
     def widened(self, small: Tensor, value: Tensor) -> Tensor:
-        """Return kept entries with the columns that read absent inputs, at zero: the model's inputs come whole."""
+        """Return kept entries along with absent ones, at zero, where what is around the layer comes or goes whole."""
         for dim, (group, _) in self.cuts.items():
-            if group.kind == "inputs":
+            if group.keeps_shape:
                 shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
                 small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
         return small

@@ -1,6 +1,7 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 from warnings import warn
@@ -12,11 +13,11 @@ from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_s
 from mrreg.masks.block_forward import switched
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import Slot, UnitGroup
-from mrreg.masks.thin_mask import NAME
-from mrreg.masks.thin_model import install
+from mrreg.masks.thin_model import check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
+from mrreg.thinning.channel_sets import Place
 from mrreg.thinning.counts import Shares, with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
@@ -28,6 +29,7 @@ from mrreg.thinning.report import ThinEntry, ThinReport
 from mrreg.thinning.trial import overridden
 
 Model = TypeVar("Model", bound=nn.Module)
+Choose = Callable[[list[UnitGroup]], list[UnitGroup]]
 
 
 def thin(
@@ -105,9 +107,12 @@ def thin(
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
         Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, JMLR 2014.
     """
-    _check(model, searched=plan is None)
+    check_model(model, searched=plan is None)
     k = check_int(WHERE, "k", k)
-    report = _search(model, p, k, example_inputs, include, exclude) if plan is None else fitting(model, plan, k)
+    if plan is None:
+        report = search(model, k, example_inputs, *_choice(model, p, include, exclude))
+    else:
+        report = fitting(model, plan, k)
     if not report.groups:
         warn(f"{WHERE}: no group of units loses any, so training goes on as before.", NoEffectWarning, stacklevel=2)
     elif k == 1 and boost in (None, 1):
@@ -129,11 +134,11 @@ def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
         return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
 
 
-def _check(model: nn.Module, searched: bool) -> None:
+def check_model(model: nn.Module, searched: bool = True) -> None:
+    """Refuse modules that cannot become thin."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, WHERE, "model", "a torch.nn.Module, not a scripted one", model)
-    if any(NAME in vars(module) for module in model.modules()):
-        raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
+    check_thinnable(model)
     check_torch_layers(WHERE, "model", model)
     check_materialized(WHERE, "model", model)
     if searched and (meta := [name for name, tensor in named_tensors(model).items() if tensor.is_meta]):
@@ -141,28 +146,46 @@ def _check(model: nn.Module, searched: bool) -> None:
         raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
 
 
-def _search(
-    model: nn.Module,
-    p: Shares,
-    k: int,
-    example_inputs: Any,
-    include: Iterable[str] | None,
-    exclude: Iterable[str] | None,
-) -> ThinReport:
-    """Find the groups, try those that are to lose units, and count what is saved."""
-    read_inputs(example_inputs)  # complains before the copy is made
+def _choice(
+    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str] | None
+) -> tuple[Choose, dict[str, float]]:
+    """Return what chooses among groups as the arguments say, and p of the modules that could be blocks."""
     include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
     exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
-    chosen = chosen_blocks(model, p, include, exclude or ())
+    named = chosen_blocks(model, p, include)  # also those that are excluded
+    return partial(with_counts, p=p, include=include, exclude=exclude, blocks=named), chosen_blocks(
+        model, p, include, exclude or ()
+    )
+
+
+def search(
+    model: nn.Module,
+    k: int,
+    example_inputs: Any,
+    choose: Choose,
+    chosen: Mapping[str, float],
+    near: Collection[Place] | None = None,
+) -> ThinReport:
+    """Find the groups, try those that are to lose units, and count what is saved.
+
+    Args:
+        model: A model that `thin` would take; it is only read.
+        k: Steps per cycle.
+        example_inputs: As in `thin`.
+        choose: Returns the groups with the numbers of units that they keep.
+        chosen: p of each module that ends a branch or is a block, by path.
+        near: Parameters and their dimensions, of which a group must have one; None for all groups.
+    """
+    read_inputs(example_inputs)  # complains before the copy is made
     progress = Progress(WHERE)
     twin = double_copy(model)
     try:
         with probing(twin):
-            groups, refusals = find(twin, read_inputs(example_inputs), progress)
+            groups, refusals = find(twin, read_inputs(example_inputs), progress, near)
             refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
             groups = [group for group in groups if not _masked_otherwise(model, group)]
             blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
-            groups = with_counts([*groups, *blocks], p, include, exclude, chosen_blocks(model, p, include))
+            groups = choose([*groups, *blocks])
             dropped = [group for group in groups if group.kept < group.units and not group.blocks]
             inputs = read_inputs(example_inputs)
             admission = admit(twin, inputs, dropped, progress)

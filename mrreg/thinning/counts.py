@@ -41,10 +41,10 @@ def kept(group: UnitGroup, p: float) -> int:
 
 
 def owners(group: UnitGroup) -> set[str]:
-    """Paths of the modules that make the units; of those that read them, where they are the model's inputs."""
+    """Paths of the modules that make the units; of those that read them, where no module is known that does."""
     if group.blocks:
         return {block.name for block in group.blocks}
-    role = "consumer" if group.kind == "inputs" else "producer"
+    role = "consumer" if group.keeps_shape else "producer"
     return {slot.name.rpartition(".")[0] for slot in group.slots if slot.role == role}
 
 

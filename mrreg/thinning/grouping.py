@@ -1,6 +1,6 @@
 """Groups of units, found from which channels reach which, or the reason why some channels form none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,22 +23,27 @@ class Refusal:
     reason: str
 
 
-def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[list[UnitGroup], list[Refusal]]:
+def find(
+    twin: nn.Module, inputs: Inputs, tick: Callable[[str], None], near: Collection[Place] | None = None
+) -> tuple[list[UnitGroup], list[Refusal]]:
     """Run a double copy once and return its groups, in the order of their first producers, and what is none.
 
     Args:
         twin: A float64 copy with random weights.
         inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
         tick: Is told what is looked at.
+        near: Parameters and their dimensions, of which a group must have one; None for all groups.
     """
     tick("following a forward")
     randomize(twin)
     recording = record(twin, inputs)
-    finder = _Finder(recording, tick)
+    finder = _Finder(recording, tick, near)
     groups: list[UnitGroup] = []
     refusals: list[Refusal] = []
     names: set[str] = set()
     for family in finder.families():
+        if near is not None and not any(place in near for unit in family for place in unit):
+            continue
         found = finder.read(family)
         tick(f"looking at {found.name}")
         if found.name in names:
@@ -60,9 +65,12 @@ class _Finder:
     Args:
         recording: A forward of a double copy.
         tick: Is told what is looked at.
+        near: Where input channels are connected with what makes them; None for everywhere.
     """
 
-    def __init__(self, recording: Recording, tick: Callable[[str], None]) -> None:
+    def __init__(
+        self, recording: Recording, tick: Callable[[str], None], near: Collection[Place] | None = None
+    ) -> None:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
         self.shifts: set[Place] = set()
@@ -71,7 +79,7 @@ class _Finder:
         for number, op in enumerate(recording.ops):
             self._add(number, op)
         for op in recording.ops:
-            if op.columns is not None:
+            if op.columns is not None and (near is None or _place(op.columns) in near):
                 tick(f"looking at {op.columns.name}")
                 self._connect(op, op.columns)
         self.read_by_output = self._reached_by_output()

@@ -77,7 +77,8 @@ class Influence:
                 parts.append(torch.zeros(op.made.shape[op.made_dim], dtype=torch.bool))
             else:
                 others = [d for d in range(grad.dim()) if d != op.made_dim % grad.dim()]
-                parts.append((grad.ne(0).sum(others) > 0).cpu())
+                hit = grad.ne(0)
+                parts.append((hit.sum(others) > 0 if others else hit).cpu())  # a sum over no dimensions is one over all
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
     def source(self, flat: int) -> Source:

@@ -93,13 +93,11 @@ class Trial:
     def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[frozenset[int]]:
         """Give the copy, inside a `with` block, parameters and buffers without the absent units of some groups.
 
-        Yields their ids.
-
-        The model's inputs come whole, so the columns that read absent ones stay, at zero.
+        Yields their ids. Absent entries of groups that keep their shape stay, at zero.
         """
         small: dict[str, Tensor] = {}
         for group in groups:
-            for slot in group.slots if group.kind != "inputs" else ():
+            for slot in () if group.keeps_shape else group.slots:
                 kept = slot.indices[self.present[group.name]].flatten().sort().values
                 tensor = small.get(slot.name, self.tensors[slot.name])
                 small[slot.name] = tensor.detach().index_select(slot.dim, kept.to(tensor.device))

@@ -124,23 +124,24 @@ def masks(model: nn.Module) -> Iterator[tuple[str, mrreg.MultirateMask]]:
 
 
 CASES: dict[Build, dict[str, dict[str, str]]] = {
-    feed_forward: {"0.2": {"0": "hidden"}},
+    feed_forward: {"0.2": {"0.0": "hidden"}},
     mnist_style: {"0": {"1": "input"}, "3": {"4": "input"}},
     convolutions: {"0.3": {"0.4": "input"}, "2": {"4": "input"}},
     encoder: {
         f"layers.{i}.{dropout}": {f"layers.{i}.{layer}": "output"}
         for i in range(2)
-        for dropout, layer in [("dropout1", "self_attn"), ("dropout", "linear1"), ("dropout2", "linear2")]
-    },
+        for dropout, layer in [("dropout1", "self_attn"), ("dropout2", "linear2")]
+    }
+    | {f"layers.{i}.dropout": {f"layers.{i}.linear1": "hidden"} for i in range(2)},
     encoder_norm_first: {
         "dropout1": {"self_attn": "output"},
-        "dropout": {"linear1": "output"},
+        "dropout": {"linear1": "hidden"},
         "dropout2": {"linear2": "output"},
     },
     decoder: {
         "layers.0.dropout1": {"layers.0.self_attn": "output"},
         "layers.0.dropout2": {"layers.0.multihead_attn": "output"},
-        "layers.0.dropout": {"layers.0.linear1": "output"},
+        "layers.0.dropout": {"layers.0.linear1": "hidden"},
         "layers.0.dropout3": {"layers.0.linear2": "output"},
     },
     tagger: {"drop": {"rnn": "input", "out": "input"}, "rnn.dropout": {"rnn": "input"}},
@@ -148,10 +149,14 @@ CASES: dict[Build, dict[str, dict[str, str]]] = {
     vision_transformer: {
         f"encoder.layers.encoder_layer_{i}.{dropout}": {f"encoder.layers.encoder_layer_{i}.{layer}": "output"}
         for i in range(2)
-        for dropout, layer in [("dropout", "self_attention"), ("mlp.2", "mlp.0"), ("mlp.4", "mlp.3")]
+        for dropout, layer in [("dropout", "self_attention"), ("mlp.4", "mlp.3")]
+    }
+    | {
+        f"encoder.layers.encoder_layer_{i}.mlp.2": {f"encoder.layers.encoder_layer_{i}.mlp.0": "hidden"}
+        for i in range(2)
     },
-    mobilenet: {"classifier.2": {"classifier": "hidden"}},
-    narrow_vgg: {"classifier.2": {"classifier.3": "input"}, "classifier.5": {"classifier.6": "input"}},
+    mobilenet: {"classifier.2": {"classifier.0": "hidden"}},
+    narrow_vgg: {"classifier.2": {"classifier.0": "hidden"}, "classifier.5": {"classifier.3": "hidden"}},
     **{
         build: {
             **{
@@ -159,7 +164,7 @@ CASES: dict[Build, dict[str, dict[str, str]]] = {
                 for i in range(2)
                 for part in ("attention.output", "output")
             },
-            "dropout": {"classifier": "input"},
+            "dropout": {"bert.pooler.dense": "hidden"},
         }
         for build in (bert_sdpa, bert_eager)
     },

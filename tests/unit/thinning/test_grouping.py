@@ -202,3 +202,9 @@ def test_what_is_no_group_says_why(kind: type[Net], name: str, reason: str) -> N
 def test_what_the_forward_does_not_use_is_not_there() -> None:
     groups, refusals = look(Unused(), X)
     assert "first" not in groups | refusals
+
+
+def test_a_forward_of_one_example_without_a_batch_shows_the_same_groups() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    alone, batched = (look(net, x)[0]["0"].slots for x in (torch.randn(4), torch.randn(3, 4)))
+    assert [(s.name, s.indices.tolist()) for s in alone] == [(s.name, s.indices.tolist()) for s in batched]
