@@ -45,6 +45,14 @@ def test_little_saved_says_why() -> None:
     assert "Little is saved; computed whole: features.1.0.block.0" in report.summary()
 
 
+@pytest.mark.parametrize(("p", "advised"), [(0.5, True), (0.125, False)])
+def test_many_absent_channels_are_advised_against(p: float, advised: bool) -> None:
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3)]
+    _, report = mrreg.thin(nn.Sequential(*layers), p=p, example_inputs=torch.randn(2, 3, 8, 8))
+    assert report.groups
+    assert ("about an eighth of the channels" in report.summary()) == advised
+
+
 def test_the_same_model_gives_the_same_report() -> None:
     torch.manual_seed(1)
     one = mrreg.thin(network(), example_inputs=X)[1]
