@@ -55,6 +55,17 @@ TASKS = (
     Task("CIFAR-10, 1,000 images, plain CNN", "thin-convolutions", FEW, prefix="CNN: "),
     Task("MNIST, 1,000 images, MLP", "thin-mnist", (*MOST, "fresh draw at every step"), prefix="1000: "),
     Task("MNIST, 5,000 images, MLP", "thin-mnist", MOST, prefix="5000: "),
+    Task("MNIST, all images, MLP", "thin-mnist-more", FEW[:2], prefix="55000: "),
+    *(
+        Task(
+            "MNIST, 1,000 images, MLP",
+            "thin-mnist-more",
+            (THIN, "dropout"),
+            prefix="1000: ",
+            ours=f"{THIN}, and {other}",
+        )
+        for other in ("dropout", "weight decay")
+    ),
     Task(*ENCODER, ours="thin, k = 5, p = 0.1"),
     Task(*ENCODER, ours="thin, k = 5, p = 0.25"),
 )

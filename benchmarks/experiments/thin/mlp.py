@@ -21,6 +21,7 @@ class Method:
         k: Steps per cycle.
         boost: Factor of the joint step; None is k.
         weight_decay: Of SGD.
+        beside: Dropout's p of the hidden units that thin training keeps.
     """
 
     kind: Literal["none", "dropout", "thin", "fresh", "entries"] = "none"
@@ -28,6 +29,7 @@ class Method:
     k: int = 5
     boost: float | None = None
     weight_decay: float = 0.0
+    beside: float = 0.0
 
 
 class DropUnits(nn.Module):
@@ -61,15 +63,17 @@ def network(method: Method, sizes: tuple[int, int, int]) -> nn.Sequential:
             masked = (mrreg.MultirateMask(m, q, method.k, rescale=True) for q, m in zip(p, linear, strict=True))
             layers = [nn.Sequential(each) for each in masked]
         case _:
-            layers = [nn.Sequential(layer) for layer in linear]
+            inner = [nn.Dropout(method.beside)] if method.beside else []
+            layers = [nn.Sequential(*(inner if i else []), layer) for i, layer in enumerate(linear)]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     if method.kind != "thin":
         return model
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(method.p, sizes), resident=True)[0]
+    found = plan(method.p, sizes, method.beside)
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found, resident=True)[0]
 
 
 @cache
-def plan(p: tuple[float, float], sizes: tuple[int, int, int]) -> mrreg.ThinReport:
+def plan(p: tuple[float, float], sizes: tuple[int, int, int], beside: float = 0.0) -> mrreg.ThinReport:
     """Return the groups of units, found once for all trainings."""
-    model = network(Method(), sizes)
+    model = network(Method(beside=beside), sizes)
     return mrreg.thin(model, p={"inputs": p[0], "hidden": p[1]}, example_inputs=torch.rand(2, sizes[0]))[1]

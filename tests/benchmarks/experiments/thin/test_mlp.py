@@ -39,3 +39,9 @@ def test_thin_networks_lose_pixels_and_hidden_units() -> None:
     assert kept == {"inputs": 6, "hidden": 12}
     assert sum(entry.kind == "hidden" and entry.admitted for entry in report.values()) == 2
     assert isinstance(network(Method("thin", (0.5, 0.25)), SIZES), nn.Sequential)
+
+
+def test_dropout_beside_thin_units_acts_between_the_hidden_layers() -> None:
+    model = network(Method("thin", (0.5, 0.25), beside=0.2), SIZES)
+    drops = [module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert drops == [0.2, 0.2]

@@ -2,19 +2,20 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.core import records, runner
 from benchmarks.core.comparison import Job
-from benchmarks.experiments.thin import boost, chars, mnist, words
+from benchmarks.experiments.thin import boost, chars, mnist, mnist_more, words
 from benchmarks.experiments.thin.decoder import Decoder
 
 
 @pytest.mark.parametrize("preset", ["smoke", "cpu", "gpu"])
 def test_every_method_that_is_tuned_has_as_many_trials(preset: str) -> None:
-    for comparison in mnist.comparisons(mnist.PRESETS[preset]):
+    for comparison in [*mnist.comparisons(mnist.PRESETS[preset]), *mnist.comparisons(mnist_more.PRESETS[preset])]:
         assert comparison.search
         assert comparison.search.grid.keys() == comparison.methods.keys() - {"none"}
         assert len({len(grid) for grid in comparison.search.grid.values()}) == 1
@@ -26,11 +27,12 @@ def test_options_are_said_in_words() -> None:
     assert mnist.said({"weight_decay": 1e-3}) == "weight_decay = 0.001"
 
 
-def test_mnist_study_runs(tmp_path: Path) -> None:
-    outcome = runner.run(mnist.BENCHMARK, "smoke", tmp_path)
+@pytest.mark.parametrize(("study", "methods"), [(mnist, mnist.ALONE), (mnist_more, mnist_more.TOGETHER)])
+def test_mnist_studies_run(study: Any, methods: tuple[str, ...], tmp_path: Path) -> None:
+    outcome = runner.run(study.BENCHMARK, "smoke", tmp_path)
     record = records.load(outcome.path)
     assert outcome.finished == outcome.total
-    for name in mnist.METHODS:
+    for name in methods:
         assert len(record.numbers(f"100: {name}", "accuracy at equal seconds")) == 2
     assert {run["seeds"][0] >= 1000 for key, run in record.runs.items() if "search" in key} == {True}
 
