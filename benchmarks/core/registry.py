@@ -72,6 +72,9 @@ REGISTERED = {
     "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder", 3),
     "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
     "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),
+    "thin-tabular": Entry(
+        "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", 2, ("plotnine",)
+    ),
     "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", 3, IMAGES),
     "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", 3, ENCODER),
     "thin-words": Entry("thin.words", "thin sub-networks, dropout and weight decay for a word-level decoder", 3),
