@@ -59,7 +59,7 @@ REGISTERED = {
     ),
     "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", 2, IMAGES),
     "speed masks": Entry("speed.masks", "what a training step with masks costs"),
-    "speed thin": Entry("speed.thin", "what training thin networks saves", 1, ENCODER[:1]),
+    "speed thin": Entry("speed.thin", "what training thin networks saves", 1, IMAGES + ENCODER[:1]),
     "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", 0.5),
     "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", 3, IMAGES),
     "transfer-digits": Entry("transfer.digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST", 1, IMAGES),
