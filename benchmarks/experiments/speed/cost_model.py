@@ -111,12 +111,12 @@ class Model:
         return Counts(**found[0]) if found else None
 
     def speeds(self, without: str = "") -> list[float]:
-        """Return the seconds of a FLOP and of the two kinds of bytes, fitted to all networks but one."""
+        """Return the seconds of a FLOP and of the two kinds of bytes, fitted to all networks but one, at any batch."""
         rows = [
             [part / median(each["seconds per cycle"][way] for each in found.values())
              for part in work(counts, case, way)]
             for case in self.cases
-            if case.network != without
+            if case.network.partition(",")[0] != without.partition(",")[0]
             and (found := self.record.results(case.name))
             and (counts := self.counts(case))
             for way in ("plain", *WAYS)
@@ -147,7 +147,8 @@ class Model:
         rates = [f"{1 / each / 1e9:.3g}" if each else "infinitely many" for each in self.speeds()]
         return [
             f"Fitted to all: {rates[0]} GFLOP/s; {rates[1]} GB/s in optimizers, {rates[2]} GB/s in gathering.",
-            f"Off by {median(map(abs, medians.values())):.0f} % in the median.",
+            f"Median error {median(medians.values()):+.0f} %, of its absolute value "
+            f"{median(map(abs, medians.values())):.0f} %.",
             f"More than {LIMIT} % off: {len(off)} of {len(medians)}{': ' * bool(off)}{'; '.join(off)}.",
         ]
 
@@ -158,9 +159,11 @@ class Model:
             return []
         parts = [amount * speed for amount, speed in zip(work(counts, case, "resident"), speeds, strict=True)]
         flops, stepped, moved = (f"{part / sum(parts):.0%}" for part in parts)
-        step = np.dot(work(counts, case, "plain"), speeds) / case.k
-        return [f"{case.name}: a plain step {step:.3g} s; of a resident cycle {flops} FLOPs, {stepped} optimizer, "
-                f"{moved} gathering and boosting"]  # fmt: skip
+        step, masked = np.dot(work(counts, case, "plain"), speeds) / case.k, counts.masked_flops / counts.flops
+        return [
+            f"{case.name}: a plain step {step:.3g} s, a masked one {masked:.0%} of its FLOPs; of "
+            f"a resident cycle's time {flops} FLOPs, {stepped} optimizer, {moved} gathering and boosting"
+        ]
 
 
 def sections(cases: Sequence[Case], large: Sequence[Case], preset: str) -> list[Section]:
@@ -183,6 +186,7 @@ def sections(cases: Sequence[Case], large: Sequence[Case], preset: str) -> list[
         ),
         section(
             "Larger networks, computed, not measured: seconds of training thin networks over plain training",
+            found="computed",
             rows=tuple(Row(f"{case.name}: {way}", guess(case, way)) for case in large for way in WAYS),
             facts=lambda record: [said for case in large for said in Model(record, cases).split(case)],
             note="The cost model at the speeds of this record's machine. FLOPs and entries are counted on the networks "
