@@ -54,7 +54,11 @@ TASKS = (
     Task("CIFAR-10, 1,000 images, ResNet", "thin-convolutions", FEW, prefix="ResNet: "),
     Task("CIFAR-10, 1,000 images, plain CNN", "thin-convolutions", FEW, prefix="CNN: "),
     Task("diamonds, 1,000 rows, MLP", "thin-tabular", MOST),
-    Task("MNIST, 1,000 images, MLP", "thin-mnist", (*MOST, "fresh draw at every step"), prefix="1000: "),
+    Task("diamonds, 1,000 rows, MLP", "thin-tabular", ("dropout",), ours=BOOST_1),
+    Task("MNIST, 1,000 images, MLP", "thin-mnist", (*MOST, "masks by entry"), prefix="1000: "),
+    Task(
+        "MNIST, 1,000 images, MLP", "thin-mnist", ("dropout", "fresh draw at every step"), prefix="1000: ", ours=BOOST_1
+    ),
     Task("MNIST, 5,000 images, MLP", "thin-mnist", MOST, prefix="5000: "),
     Task("MNIST, all images, MLP", "thin-mnist-more", FEW[:2], prefix="55000: "),
     *(
