@@ -81,6 +81,7 @@ REGISTERED = {
     "thin-words": Entry("thin.words", "thin sub-networks, dropout and weight decay for a word-level decoder", 3),
     "thin-batchnorm": Entry("thin.batchnorm", "whose statistics BatchNorm should have under thin training", 1, IMAGES),
     "thin-boost": Entry("thin.boost", "at which k, learning rate and momentum the boost of thin training is stable", 2),
+    "patches-search": Entry("patches.search", "which reading of figure 2 learns patch and images at once", 1, IMAGES),
     "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables", 1, IMAGES),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", 0.5),
 }
