@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+# no test downloads; the libraries read these when they are imported
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("dev", deadline=None, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")

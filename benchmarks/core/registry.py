@@ -59,7 +59,7 @@ REGISTERED = {
     ),
     "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", 2, IMAGES),
     "speed masks": Entry("speed.masks", "what a training step with masks costs"),
-    "speed thin": Entry("speed.thin", "what training thin networks saves", 1, ENCODER[:1]),
+    "speed thin": Entry("speed.thin", "what training thin networks saves", 1, IMAGES + ENCODER[:1]),
     "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", 0.5),
     "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", 3, IMAGES),
     "transfer-digits": Entry("transfer.digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST", 1, IMAGES),
@@ -73,11 +73,15 @@ REGISTERED = {
     "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
     "thin-mnist-more": Entry("thin.mnist_more", "the same on all images, and together with dropout", 3, IMAGES),
     "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),
+    "thin-tabular": Entry(
+        "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", 2, ("plotnine",)
+    ),
     "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", 3, IMAGES),
     "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", 3, ENCODER),
     "thin-words": Entry("thin.words", "thin sub-networks, dropout and weight decay for a word-level decoder", 3),
     "thin-batchnorm": Entry("thin.batchnorm", "whose statistics BatchNorm should have under thin training", 1, IMAGES),
     "thin-boost": Entry("thin.boost", "at which k, learning rate and momentum the boost of thin training is stable", 2),
+    "patches-search": Entry("patches.search", "which reading of figure 2 learns patch and images at once", 1, IMAGES),
     "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables", 1, IMAGES),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", 0.5),
 }

@@ -127,6 +127,7 @@ class Section:
     # presets whose records it shows, where not every preset has what it needs; None shows all
     presets: frozenset[str] | None = None
     needs: str = ""  # what the presets need that is not at hand everywhere; said where there is no record
+    found: str = "measured"  # how its numbers were found, where nothing judges them ("computed")
     note: str = ""  # where our setting differs from the paper's, or what the paper leaves open
     # sentences computed from the record, such as what a search chose
     facts: Callable[[Record], Sequence[str]] = lambda record: ()

@@ -256,6 +256,7 @@ SECTIONS = (
     ),
     _section(
         "Data parallel on many GPUs, computed: seconds of a cycle, SGD over MultirateSGD that sends what is due",
+        found="computed",
         rows=tuple(Row(f"{gpus:,} GPUs, {net.name}", speedup(gpus, net, SGD)) for net, gpus in product(NETWORKS, GPUS)),
         note="Seconds of one rank in this record plus a ring all-reduce for each step, 2 (n - 1) latency + "
         "2 (n - 1) / n * bytes / bandwidth, which nothing overlaps. Latency and bandwidth are in the record.",

@@ -53,7 +53,12 @@ TASKS = (
     Task("CIFAR-10, 1,000 images, vision transformer", "thin-vit", FEW[:2]),
     Task("CIFAR-10, 1,000 images, ResNet", "thin-convolutions", FEW, prefix="ResNet: "),
     Task("CIFAR-10, 1,000 images, plain CNN", "thin-convolutions", FEW, prefix="CNN: "),
-    Task("MNIST, 1,000 images, MLP", "thin-mnist", (*MOST, "fresh draw at every step"), prefix="1000: "),
+    Task("diamonds, 1,000 rows, MLP", "thin-tabular", MOST),
+    Task("diamonds, 1,000 rows, MLP", "thin-tabular", ("dropout",), ours=BOOST_1),
+    Task("MNIST, 1,000 images, MLP", "thin-mnist", (*MOST, "masks by entry"), prefix="1000: "),
+    Task(
+        "MNIST, 1,000 images, MLP", "thin-mnist", ("dropout", "fresh draw at every step"), prefix="1000: ", ours=BOOST_1
+    ),
     Task("MNIST, 5,000 images, MLP", "thin-mnist", MOST, prefix="5000: "),
     Task("MNIST, all images, MLP", "thin-mnist-more", FEW[:2], prefix="55000: "),
     *(
@@ -79,6 +84,9 @@ def sentences(records: Records, tasks: Sequence[Task] = TASKS) -> list[str]:
         *(_judged(records, there, rival, how) for rival in ("dropout", "none") for how in ("seconds", "epochs")),
         "A step takes, plain training's being 1: "
         + "; ".join(filter(None, (_cost(records, task) for task in there)))
+        + ".",
+        "Shares absent that did best on validation data: "
+        + "; ".join(filter(None, (_chosen(records, task) for task in there)))
         + ".",
     ]
 
@@ -106,6 +114,17 @@ def _cost(records: Records, task: Task) -> str:
         return ""
     thin, dropout = (f"{median(each):.2f}" for each in ratios)
     return f"*{task.name}{task.ours.removeprefix(THIN)}* thin {thin}, dropout {dropout}"
+
+
+def _chosen(records: Records, task: Task) -> str:
+    """Return which shares of units were chosen for thin training; a pair is that of inputs and hidden units."""
+    found = [result for run in records[task.record].runs.values() if run["method"] == task.prefix + task.ours
+             for result in run["results"] if "p" in result]  # fmt: skip
+    if not found:
+        return ""
+    p, heads = found[0]["p"], found[0].get("heads")
+    shares = "/".join(f"{each:g}" for each in (p if isinstance(p, list) else [p]))
+    return f"{_quoted(task.name + task.ours.removeprefix(THIN))} {shares}" + (f", heads {heads:g}" if heads else "")
 
 
 def boosts(records: Records) -> str:

@@ -96,7 +96,7 @@ def summarize(section: Section, record: Record) -> str:
     numbers = [judge_number(row, section, record) for row in compared(section, record)]
     if not claims and not numbers:
         values = [value for row in section.rows for value in row.values(record)]
-        return "measured" if any(map(math.isfinite, values)) or not section.rows else NOT_RUN
+        return section.found if any(map(math.isfinite, values)) or not section.rows else NOT_RUN
     if claims and numbers:
         return f"claims: {count(claims)}; numbers: {count(numbers)}"
     return count(claims or numbers)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import is_parametrized
 
 from mrreg.isolation import copied_state, random_state_kept
 from mrreg.masks.layer_registry import LINEAR, LINEAR_TRANSPOSED, register_layer, registered_layout
@@ -59,7 +60,9 @@ def output_parameters(layer: nn.Module) -> tuple[str, ...]:
 
 
 def _present(layer: nn.Module, *names: str) -> tuple[str, ...]:
-    return tuple(name for name in names if layer._parameters.get(name) is not None)
+    """Return those of the names under which a layer has a tensor, also one that it computes from parameters."""
+    own = {name: layer._parameters.get(name, vars(layer).get(name)) for name in names}
+    return tuple(name for name in names if own[name] is not None or is_parametrized(layer, name))
 
 
 def register_linear_layers(where: str, model: nn.Module) -> None:

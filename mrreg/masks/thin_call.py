@@ -69,7 +69,7 @@ class ThinForward:
             self._mask.release_tables()
         with torch.no_grad():
             for tensor, (whole, small) in self._gathered.items():
-                if not isinstance(whole, nn.Parameter):  # BatchNorm has moved the statistics of kept channels
+                if tensor.is_buffer:  # BatchNorm has moved the statistics of kept channels
                     tensor.entries(whole).put(small, whole)
         if isinstance(error, Exception):
             self._mask.write_back()
@@ -205,6 +205,6 @@ def _run_traced(
     for attributes, name, value in before:
         attributes[name] = value
     for tensor in mask.tensors.values():
-        if not isinstance(whole[tensor.name], nn.Parameter):
+        if tensor.is_buffer:
             tensor.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
     return output

@@ -33,6 +33,7 @@ class ThinTensor(KeptUnits):
         super().__init__(scale)
         self.name, self.cuts, self.block = name, cuts, block
         self.off = False  # all of it is absent, with its block
+        self.is_buffer = False  # in the model, whatever functional_call puts in its place
 
     @property
     def has_absent(self) -> bool:
@@ -65,6 +66,7 @@ class ThinTensor(KeptUnits):
 
     def draw(self, kept: Mapping[str, Tensor], value: Tensor) -> None:
         """Take over the kept units of each group."""
+        self.is_buffer = not isinstance(value, nn.Parameter)
         if self.block is not None:
             group, number = self.block
             self.off = number not in kept[group.name]

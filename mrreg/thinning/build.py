@@ -182,8 +182,8 @@ def search(
     try:
         with probing(twin):
             groups, refusals = find(twin, read_inputs(example_inputs), progress, near)
-            refusals += [refusal for group in groups if (refusal := _masked_otherwise(model, group))]
-            groups = [group for group in groups if not _masked_otherwise(model, group)]
+            refusals += [refusal for group in groups if (refusal := _unfit(model, group))]
+            groups = [group for group in groups if not _unfit(model, group)]
             blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
             groups = choose([*groups, *blocks])
             dropped = [group for group in groups if group.kept < group.units and not group.blocks]
@@ -223,13 +223,15 @@ def _warn_of_other_paths(paths: Sequence[Path]) -> None:
         warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning, stacklevel=4)
 
 
-def _masked_otherwise(model: nn.Module, group: UnitGroup) -> Refusal | None:
-    """Refuse a group that has entries in a layer with a mask of its own."""
-    masks = [path for path, module in model.named_modules() if isinstance(module, MultirateMask)]
-    for path, slot in product(masks, group.slots):
+def _unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:
+    """Refuse a group that has entries in a layer with a mask of its own, or with sparse gradients."""
+    reasons = {p: "has a MultirateMask of its own" for p, m in model.named_modules() if isinstance(m, MultirateMask)}
+    embeddings = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    reasons |= {path: "has sparse gradients" for path, module in embeddings if module.sparse}
+    for path, slot in product(reasons, group.slots):
         if within(path, slot.name):
             places = [(slot.name, slot.dim) for slot in group.slots]
-            return Refusal(group.name, places, group.units, f"{path!r} has a MultirateMask of its own")
+            return Refusal(group.name, places, group.units, f"{path!r} {reasons[path]}")
     return None
 
 

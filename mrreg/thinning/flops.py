@@ -13,8 +13,9 @@ from mrreg.thinning.paths import buffers_kept
 
 
 def step_flops(twin: nn.Module, inputs: Inputs, thin: frozenset[int] = frozenset()) -> tuple[int, dict[str, int]]:
-    """Count a forward and backward of a copy, all in all and by its innermost modules.
+    """Count a forward and backward of a copy, all in all and by its innermost modules, of those that have parameters.
 
+    Others that pass their input on, as nn.Identity does, stay open in the counter for most of the backward pass.
     A checkpoint inside the forward must not recompute anything of the parameters whose ids are in `thin`.
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
@@ -33,9 +34,13 @@ def step_flops(twin: nn.Module, inputs: Inputs, thin: frozenset[int] = frozenset
     finally:
         for handle in handles:
             handle.remove()
-    counts = {
-        name.partition(".")[2]: sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name != "Global"
+    own = {
+        name
+        for name, module in twin.named_modules(remove_duplicate=False)
+        if next(module.parameters(), None) is not None
     }
+    given = {name.partition(".")[2]: ops for name, ops in counter.get_flop_counts().items() if name != "Global"}
+    counts = {name: sum(ops.values()) for name, ops in given.items() if name in own}
     inner = {name: count for name, count in counts.items() if not any(_inside(other, name) for other in counts)}
     return counter.get_total_flops(), inner
 

@@ -93,17 +93,19 @@ class Trial:
     def left_out(self, groups: Iterable[UnitGroup]) -> Iterator[frozenset[int]]:
         """Give the copy, inside a `with` block, parameters and buffers without the absent units of some groups.
 
-        Yields their ids. Absent entries of groups that keep their shape stay, at zero.
+        Absent entries of groups that keep their shape stay, at zero. Yields the ids of all that have absent entries.
         """
         small: dict[str, Tensor] = {}
+        groups = list(groups)
         for group in groups:
             for slot in () if group.keeps_shape else group.slots:
                 kept = slot.indices[self.present[group.name]].flatten().sort().values
                 tensor = small.get(slot.name, self.tensors[slot.name])
                 small[slot.name] = tensor.detach().index_select(slot.dim, kept.to(tensor.device))
         self._left_out = set(small)
+        masked = {slot.name for group in groups for slot in group.slots}
         with shown(self.twin, {id(self.tensors[name]): value for name, value in small.items()}):
-            yield frozenset(id(tensor) for name, tensor in named_tensors(self.twin).items() if name in small)
+            yield frozenset(id(tensor) for name, tensor in named_tensors(self.twin).items() if name in masked)
         self._left_out = set()
 
     def forget_values(self) -> None:

@@ -25,7 +25,7 @@ from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
 from benchmarks.data.cifar import IMAGES, cifar10
 from benchmarks.experiments.patches.data import SETS, SIDE, Patched, Patterns, evaluation_sets, training_set
-from benchmarks.experiments.patches.model import Copies, optimizer, sum_of_losses, wide_resnet
+from benchmarks.experiments.patches.model import MEAN, Copies, Merge, optimizer, sum_of_losses, wide_resnet
 
 FAST, SLOW, K = 0.004, 0.1, 25  # h_F, h_S = k h_F, k
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
@@ -37,10 +37,11 @@ BOTH = "merged, both copies at every step"
 
 @dataclass(frozen=True)
 class Method:
-    """One network with a step size, or two copies of it that are merged every K steps."""
+    """One network with a step size, or two copies of it that are merged."""
 
     lr: float  # of the network, or of the fast copy
     period: int | None = None  # steps from one gradient of the slow copy to the next; None has no slow copy
+    merge: Merge = MEAN  # of the two copies
 
 
 METHODS = {SMALL: Method(FAST), LARGE: Method(SLOW), MERGED: Method(FAST, K), BOTH: Method(FAST, 1)}
@@ -102,13 +103,15 @@ def build(config: PatchesConfig, method: Method, seed: int, job: Job) -> Loop:
     splits: dict[str, Callable[[], Iterable[Batch]]] = {
         name: partial(held_out, each.to(job.device)) for name, each in tests.items()
     }
-    splits[SETS[0]] = partial(fitted, net, train, config.fitted, splits[SETS[0]])  # the first one evaluated
-    if method.period is None:
+    copies = Copies(net, K, method.period, method.merge) if method.period else None
+    trained = copies.merged if copies else net
+    splits[SETS[0]] = partial(fitted, trained, train, config.fitted, splits[SETS[0]])  # the first one evaluated
+    if copies is None:
         sgd = torch.optim.SGD(net.parameters(), lr=method.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
         return Loop(net, sgd, batches, splits, forward=forward)
-    copies = Copies(net, K, method.period)
     both = optimizer(copies, method.lr, MOMENTUM, WEIGHT_DECAY)
-    return Loop(copies, both, batches, splits, loss=sum_of_losses, after=copies.after_step, forward=forward)
+    after = partial(copies.after_step, both)
+    return Loop(copies, both, batches, splits, loss=sum_of_losses, after=after, forward=forward)
 
 
 def fitted(net: nn.Module, train: Patched, count: int, batches: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:

@@ -1,23 +1,19 @@
 """Few images of CIFAR-10 at half their size, and a training on a seed's own draw of them."""
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from benchmarks.core.comparison import Job
-from benchmarks.core.training import Batch, Batches, Loop, shuffled
+from benchmarks.core.training import Loop
 from benchmarks.data.cifar import cifar10, normal
+from benchmarks.experiments.thin.draws import Parts, drawn
 
 SIZE, CLASSES = 16, 10
-CHUNK = 250  # images evaluated at once
-ORDER_STREAM = 10_000  # added to a seed, so that the order of the images is not tied to the choice of them
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Draw:
 
 
 @cache
-def pixels(folder: Path | None, of: int | None, test: int | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def pixels(folder: Path | None, of: int | None, test: int | None) -> Parts:
     """Return images, (n, 3, 16, 16), and labels to train on and to test on."""
     found = cifar10(folder, of, test)
     x, test_x = (F.avg_pool2d(normal(each), 2) for each in (found.x, found.test_x))
@@ -40,34 +36,6 @@ def pixels(folder: Path | None, of: int | None, test: int | None) -> tuple[Tenso
 
 
 def loop(draw: Draw, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    """Return the training on images drawn by the seed; the last ones of all are for validation, "drawn" are its own.
-
-    The learning rate rises for the first tenth of the steps and falls like a cosine after it.
-    """
-    x, y, test_x, test_y = (part.to(job.device) for part in pixels(job.data_dir, draw.of, draw.test))
-    rest = len(y) - draw.validation
-    chosen = torch.randperm(rest, generator=torch.Generator().manual_seed(seed))[: draw.images].to(job.device)
-    batches = Batches(
-        shuffled(len(chosen), draw.batch, short=False),
-        lambda index: (x[chosen[index]], y[chosen[index]]),
-        torch.Generator().manual_seed(ORDER_STREAM + seed),
-    )
-    rates = [group["lr"] for group in optimizer.param_groups]
-
-    def scheduled(step: int) -> None:
-        warm = job.steps / 10
-        factor = min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * max(0.0, step - warm) / (job.steps - warm)))
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
-
-    splits = {
-        "drawn": lambda: parts(x[chosen], y[chosen]),
-        "validation": lambda: parts(x[rest:], y[rest:]),
-        "test": lambda: parts(test_x, test_y),
-    }
-    return Loop(model, optimizer, batches, splits, before=scheduled)
-
-
-def parts(x: Tensor, y: Tensor) -> Iterator[Batch]:
-    """Yield the images to evaluate on, some at a time."""
-    yield from zip(x.split(CHUNK), y.split(CHUNK), strict=True)  # type: ignore[no-untyped-call]
+    """Return the training on images drawn by the seed."""
+    sizes = (draw.images, draw.validation, draw.batch)
+    return drawn(pixels(job.data_dir, draw.of, draw.test), sizes, model, optimizer, seed, job)

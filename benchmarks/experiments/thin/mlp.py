@@ -63,8 +63,8 @@ def network(method: Method, sizes: tuple[int, int, int]) -> nn.Sequential:
             masked = (mrreg.MultirateMask(m, q, method.k, rescale=True) for q, m in zip(p, linear, strict=True))
             layers = [nn.Sequential(each) for each in masked]
         case _:
-            inner = [nn.Dropout(method.beside)] if method.beside else []
-            layers = [nn.Sequential(*(inner if i else []), layer) for i, layer in enumerate(linear)]
+            beside = [0.0, method.beside, method.beside]
+            layers = [nn.Sequential(*([nn.Dropout(q)] if q else []), m) for q, m in zip(beside, linear, strict=True)]
     model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
     if method.kind != "thin":
         return model

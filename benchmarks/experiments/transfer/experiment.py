@@ -170,6 +170,8 @@ ABOUT_PAIR = {
         f"a ResNet-34 on all of them; {CPU.test_images:,} test images."
     ),
 }
+WEIGHTS = "weights pretrained on ImageNet"
+NEEDS = {RESNET34: WEIGHTS, RESNET50: f"{WEIGHTS} and CIFAR-100"}  # that are not at hand everywhere
 ABOUT = {
     CONSTANT: " Everyone has the paper's learning rate, 0.001.",
     OWN: " Everyone has the learning rate that does best for it at equal epochs on other images, of those tried.",
@@ -210,7 +212,7 @@ def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> S
         claims=_claims(pair, variant, name),
         plots=(Curves(methods, f"accuracy by {y}", label, "test accuracy in %", x=x), Bars("test accuracy in %")),
         full=frozenset({"paper"}), presets=presets,
-        needs="" if pair in ABOUT_PAIR else "weights pretrained on ImageNet",
+        needs=NEEDS.get(pair, ""),
         note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if timed else ""),
         facts=partial(_facts, pair=pair) if variant == OWN and not timed else lambda record: (),
     )  # fmt: skip

@@ -41,7 +41,17 @@ def test_words_follow_from_the_records_and_less_loss_is_better() -> None:
 
 def test_the_cost_of_a_step_is_the_median() -> None:
     ratios = {"relative cost": {"thin, k = 5": [0.8, 0.7, 0.9], "dropout": [1.4, 1.4, 1.5]}}
-    assert answers.sentences({"mnist": record(ratios)}, TASKS)[-1].endswith("*text* thin 0.80, dropout 1.40.")
+    said = answers.sentences({"mnist": record(ratios)}, TASKS)
+    assert "A step takes, plain training's being 1: *text* thin 0.80, dropout 1.40." in said
+
+
+def test_the_shares_are_those_of_the_trainings_that_were_compared() -> None:
+    made = Record("mnist", "cpu", {}, "cpu: test", 1, {})
+    made.add("search", "search: thin, k = 5", (1000,), 1.0, [{"p": 0.125}])
+    made.add("text", "thin, k = 5", (0,), 1.0, [{"p": 0.25, "heads": 0.17}])
+    made.add("images", "images: thin, k = 5", (0,), 1.0, [{"p": [0.2, 0.5]}])
+    said = answers.sentences({"mnist": made}, TASKS)[-1]
+    assert said == "Shares absent that did best on validation data: *text* 0.25, heads 0.17; *images* 0.2/0.5."
 
 
 def test_losses_stand_where_no_training_has_diverged() -> None:

@@ -11,6 +11,7 @@ from helpers.thin import TOLERANCE, mask_of
 from helpers.thin_oracle import LiteralTraining, Make, as_call, call, loss_of
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
+from torch.utils.checkpoint import checkpoint
 
 import mrreg
 
@@ -188,6 +189,31 @@ def test_a_forward_that_only_runs_in_its_own_precision_gets_masks_and_the_report
     assert report["2"].masks == {"3": "input"}
     assert report.thin is None
     assert "Groups of units were not looked for: TypeError: no doubles" in str(report)
+
+
+def test_layers_inside_a_checkpoint_get_masks_of_their_own() -> None:
+    """A thin model would recompute them with whole weights."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.up, self.drop, self.down = Gated(), nn.Linear(6, 12), nn.Dropout(0.5), nn.Linear(12, 3)
+            self.block.inner.p = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = checkpoint(self.block, x, use_reentrant=False) if self.training else self.block(x)  # type: ignore[no-untyped-call]
+            return self.down(self.drop(torch.tanh(self.up(x))))  # type: ignore[no-any-return]
+
+    model, report = mrreg.swap_dropout(Checkpointed(), 3, torch.randn(2, 6))
+    assert {path: swap.masks for path, swap in report.items() if swap.replaced} == {
+        "block.outer": {"block.down": "output"},
+        "drop": {"down": "input"},
+    }
+    assert "activation checkpointing" in report.obstacle
+    optimizer = SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    model(torch.randn(2, 6)).sum().backward()
+    optimizer.step()
 
 
 def vision_transformer() -> tuple[nn.Module, Any]:

@@ -280,6 +280,26 @@ def test_layers_with_a_mask_of_their_own_are_left_to_it() -> None:
         optimizer.step()
 
 
+def test_embeddings_with_sparse_gradients_keep_their_units() -> None:
+    """No optimizer can hold single entries of them."""
+    model = nn.Sequential(nn.Embedding(9, 16, sparse=True), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
+    words = torch.tensor([[1, 2]])
+    _, report = mrreg.thin(model, example_inputs=words)
+    assert [group.name for group in report.groups] == ["1"]
+    assert report["0"].reason == "'0' has sparse gradients"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    model(words).sum().backward()
+    optimizer.step()
+
+
+def test_the_summary_names_layers_and_nothing_that_only_passes_values_on() -> None:
+    wide = [nn.Linear(64, 64), nn.Identity(), nn.LayerNorm(64)]
+    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), *wide, nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 2))
+    _, report = mrreg.thin(model, example_inputs=X)
+    assert report.summary().endswith("computed whole: 2 87%, 0 7%.")
+
+
 def test_a_report_lists_what_there_is() -> None:
     _, report = mrreg.thin(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), example_inputs=torch.randn(2, 4))
     with pytest.raises(KeyError, match="no group 'nope'; there is: '0'"):

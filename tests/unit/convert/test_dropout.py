@@ -185,6 +185,10 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
         net(lambda m, x: m.two(m.drop(x)), two=parametrizations.weight_norm(linear())),
         "'two', which cannot be masked",
     ),
+    "parametrized maker": (
+        net(lambda m, x: x + m.drop(m.one(x)), one=parametrizations.weight_norm(linear())),
+        "goes to add; .* comes from 'one', which cannot be masked",
+    ),
     "sparse": (
         net(lambda m, x: x + m.drop(m.emb(torch.tensor(1))), emb=nn.Embedding(3, 6, sparse=True)),
         "sparse=True",

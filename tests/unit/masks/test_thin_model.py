@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
+from helpers.thin import GROUPS, TOLERANCE, batch, group, mask_of, net, thin_net
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mrreg
 from mrreg.masks.masked_tensor import as_bits
-from mrreg.masks.slots import AttributeOverride
+from mrreg.masks.slots import AttributeOverride, UnitGroup
 from mrreg.masks.thin_mask import NAME, thin_mask
 from mrreg.masks.thin_model import install
 
@@ -306,6 +306,20 @@ def test_others_see_whole_tensors_during_a_masked_forward() -> None:
     assert seen == [True, True]
     assert model[3].out_features == 10
     assert type(model[0]._parameters) is dict
+
+
+@pytest.mark.parametrize("groups", [GROUPS, [group("inputs of 0", 6, 3, "inputs", consumer=[("0.weight", 1)])]])
+def test_functional_call_leaves_the_tensors_that_it_was_given_as_they_are(groups: list[UnitGroup]) -> None:
+    model = install(net(), groups, k=3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    given = {name: p.clone() for name, p in parameters.items()}
+    output = torch.func.functional_call(model, given, (batch(0),))
+    torch.testing.assert_close(output, model(batch(0)))
+    assert given.keys() == parameters.keys()
+    for name, p in given.items():
+        assert torch.equal(p, parameters[name]), name
 
 
 def test_a_forward_that_fails_leaves_nothing_behind() -> None:

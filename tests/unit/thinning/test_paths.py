@@ -209,6 +209,19 @@ def test_a_checkpoint_of_thin_layers_is_refused_before_training(reentrant: bool,
     mrreg.thin(model, p=0.0, example_inputs=X)
 
 
+def test_a_checkpoint_of_layers_that_read_absent_inputs_is_refused_before_training() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> object:
+            return checkpoint(self.inner, x, use_reentrant=False) if self.training else self.inner(x)
+
+    with pytest.raises(RuntimeError, match="thin: activation checkpointing inside a thin model"):
+        mrreg.thin(Around(), example_inputs=X, include=["inputs"])
+
+
 def test_modules_inside_a_checkpoint_can_be_thin() -> None:
     model = Checkpointed(False, False)
     model.inner = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 16))

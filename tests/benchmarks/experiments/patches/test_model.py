@@ -1,6 +1,7 @@
 """The WideResNet, and the merged pair of networks against a literal loop."""
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def problem() -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
 def training(net: nn.Module, batches: list[tuple[Tensor, Tensor]], period: int) -> Loop:
     copies = Copies(net, K, period)
     both = optimizer(copies, LR, MOMENTUM, DECAY)
-    return Loop(copies, both, iter(batches), loss=sum_of_losses, after=copies.after_step)
+    return Loop(copies, both, iter(batches), loss=sum_of_losses, after=partial(copies.after_step, both))
 
 
 def gradient(net: nn.Module, at: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:

@@ -39,7 +39,7 @@ def test_a_call_trains_whole_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_smoke_times_every_case(tmp_path: Path) -> None:
     outcome = runner.run(BENCHMARK, "smoke", tmp_path)
-    assert outcome.finished == outcome.total == len(PRESETS["smoke"].cases)
+    assert outcome.finished == outcome.total == 2 * len(PRESETS["smoke"].cases)
     record = load(outcome.path)
     for case in PRESETS["smoke"].cases:
         for way in ("thin", "dropout"):

@@ -1,11 +1,10 @@
 """Images for transfer: the splits, CIFAR-100 as torchvision keeps it, and what the networks see."""
 
-import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from helpers.cifar import write_cifar100
 from torchvision.datasets import MNIST
 
 from benchmarks.core.errors import UserError
@@ -40,14 +39,7 @@ def test_more_images_than_there_are_is_an_error() -> None:
 
 
 def test_cifar100_is_read_from_torchvisions_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchvision.datasets.CIFAR100._check_integrity", lambda self: True)
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    place = tmp_path / "cifar-100-python"
-    place.mkdir()
-    for name, count in (("train", 3), ("test", 2)):
-        pixels = np.arange(count * 3072).reshape(count, 3072).astype(np.uint8)
-        (place / name).write_bytes(pickle.dumps({"data": pixels, "fine_labels": list(range(count))}))
-    (place / "meta").write_bytes(pickle.dumps({"fine_label_names": [str(i) for i in range(100)]}))
+    write_cifar100(tmp_path, 3, 2, monkeypatch)
     found = transfer_data.load("cifar100", tmp_path, 2)
     assert found.x.shape == (2, 3, 32, 32)
     assert found.x[0, 1, 0, 0] == 1024 % 256

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cifar import write_cifar100
 
 from benchmarks.core import runner as harness
+from benchmarks.core.comparison import Job
 from benchmarks.core.records import Record, load, new
 from benchmarks.experiments.transfer import digits as transfer_digits
 from benchmarks.experiments.transfer import experiment as transfer
 from benchmarks.experiments.transfer.config import (
     BLOCK,
     CONSTANT,
+    DECAY,
     FC,
     FULL,
     GRADUAL,
@@ -22,12 +25,16 @@ from benchmarks.experiments.transfer.config import (
     MULTIRATE,
     PRESETS,
     RESNET20,
+    RESNET34,
     RESNET50,
     WEIGHT_DECAY,
     Pair,
     search,
 )
 from benchmarks.experiments.transfer.experiment import SECONDS, comparisons
+from benchmarks.experiments.transfer.models import SOURCES
+from benchmarks.report import pages as report
+from benchmarks.report.paper import ITEMS
 
 runs = transfer.STUDY.runs
 
@@ -87,6 +94,41 @@ def test_figure_6_is_only_shown_where_resnet_50_has_run() -> None:
     (first, second) = [section for section in transfer.BENCHMARK.sections if section.item == "Figure 6"]
     assert first.presets == second.presets == frozenset({"gpu", "paper"})
     assert RESNET50.title in first.title
+
+
+def test_the_papers_networks_are_said_to_be_not_run_where_only_the_small_one_has() -> None:
+    chapters = report.chapters([(record({}), transfer.BENCHMARK.sections)], ITEMS)
+    said = {(chapter.item, block.title): block.verdict for chapter in chapters for block in chapter.blocks}
+    for item, title, needs in (
+        ("Figure 4", f"{RESNET34.title}, {CONSTANT}", "weights pretrained on ImageNet"),
+        ("Figure 5", f"{RESNET34.title}, {DECAY}", "weights pretrained on ImageNet"),
+        ("Figure A10", f"{RESNET34.title}, {WEIGHT_DECAY}", "weights pretrained on ImageNet"),
+        ("Figure 6", f"{RESNET50.title}, {CONSTANT}", "weights pretrained on ImageNet and CIFAR-100"),
+    ):
+        for how in ("equal epochs", "equal seconds"):
+            expected = f"not run: needs {needs}: python -m benchmarks transfer --preset gpu"
+            assert said[item, f"{title}: {how}"] == expected
+
+
+@pytest.mark.slow
+def test_resnet_50_trains_from_saved_weights_on_the_files_of_cifar_100(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOURCES["resnet50"]
+    (tmp_path / source.file).parent.mkdir()
+    state = source.build().state_dict()
+    torch.save(state, tmp_path / source.file)
+    write_cifar100(tmp_path, 12, 4, monkeypatch)
+    config = replace(PRESETS["gpu"], pool=12, images=8, validation=4, test_images=4, pixels=32, batch=4, epochs=1)
+    for name in (FULL, MULTIRATE):
+        (comparison,) = comparisons(replace(config, pairs=(RESNET50,)))
+        job = Job("compare", 2, comparison.setting, torch.device("cpu"), tmp_path, name)
+        loop = transfer.build(config, METHODS[name], 0, job)
+        assert torch.equal(loop.model.get_parameter("conv1.weight"), state["conv1.weight"])
+        loop.step()
+        assert not torch.equal(loop.model.get_parameter("conv1.weight"), state["conv1.weight"])
+        assert loop.model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+        assert 0 <= loop.evaluate("test") <= 100
 
 
 def test_the_learning_rate_is_the_best_on_the_validation_images() -> None:

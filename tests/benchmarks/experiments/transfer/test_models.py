@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,18 @@ from benchmarks.experiments.transfer.data import load, prepare
 from benchmarks.experiments.transfer.models import SOURCES, MobileNetV1, Name, parts, pretrained
 
 
-def saved(root: Path) -> dict[str, torch.Tensor]:
-    """A MobileNet's weights, where the benchmark expects them."""
-    state = MobileNetV1().state_dict()
+def saved(root: Path, name: Name = "mobilenet") -> dict[str, torch.Tensor]:
+    """Return a network's weights, which lie as they are published where the benchmark expects them."""
+    state = SOURCES[name].build().state_dict()
+    published: dict[str, Any] = {key: value for key, value in state.items() if "num_batches_tracked" not in key}
+    match name:
+        case "mobilenet":
+            published = {"state_dict": published, "epoch": 1}
+        case "resnet20":
+            renamed = {f"module.{key.replace('fc.', 'linear.')}": value for key, value in published.items()}
+            published = {"state_dict": renamed}
     (root / "models").mkdir(parents=True)
-    torch.save({"state_dict": state, "epoch": 1}, root / SOURCES["mobilenet"].file)
+    torch.save(published, root / SOURCES[name].file)
     return state
 
 
@@ -25,17 +33,24 @@ def test_mobilenet_has_as_many_parameters_as_its_file() -> None:
     assert sum(p.numel() for p in MobileNetV1().parameters()) == 470_072
 
 
-def test_all_but_the_last_layer_is_pretrained_and_that_follows_from_the_seed(tmp_path: Path) -> None:
-    state = saved(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "classes", "features"),
+    [("mobilenet", 10, 256), ("resnet20", 10, 64), ("resnet34", 10, 512), ("resnet50", 100, 2048)],
+)
+def test_all_but_the_last_layer_is_pretrained_and_that_follows_from_the_seed(
+    name: Name, classes: int, features: int, tmp_path: Path
+) -> None:
+    state = saved(tmp_path, name)
     nets = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        nets.append(pretrained("mobilenet", 10, tmp_path).state_dict())
+        nets.append(pretrained(name, classes, tmp_path).state_dict())
     one, two, other = nets
-    assert one["fc.weight"].shape == (10, 256)
-    for name, tensor in one.items():
-        assert torch.equal(tensor, two[name])
-        assert torch.equal(tensor, state[name]) or name.startswith("fc.")
+    assert one["fc.weight"].shape == (classes, features)
+    assert one.keys() == state.keys()
+    for key, tensor in one.items():
+        assert torch.equal(tensor, two[key])
+        assert torch.equal(tensor, state[key]) or key.startswith("fc.")
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
 
 
