@@ -123,6 +123,9 @@ def swap_dropout(
             recurrent.dropout = 0.0
     if not chosen and thin is None:
         warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
+    elif k == 1:
+        problem = "with k=1 every step is a joint one: no unit is ever absent, and the dropouts are gone"
+        warn(NoEffectWarning(f"{WHERE}: {problem}. Choose a k of at least 2."), stacklevel=2)
     return model, report
 
 
