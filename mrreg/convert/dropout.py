@@ -50,8 +50,8 @@ def swap_dropout(
 
     With `example_inputs`, a dropout between the layers of a group of units that `thin` finds (hidden units, channels)
     drops that group instead, and modules that drop a residual branch at random (DropPath, StochasticDepth) become
-    branches that are off for a cycle: absent units and branches are not computed. The model is then as if made by
-    `thin`, and masks over single layers are groups of it, so that a layer can have several.
+    branches that are off for a cycle, all with the same probability. Absent units and branches are not computed. The
+    model is then as if made by `thin`, and masks over single layers are groups of it, so that a layer can have several.
 
     The report lists every source of dropout. Left are dropout on attention probabilities, which have no weight to mask;
     dropout beside frozen layers, whose masks no optimizer would drive; functions, for which the report has the `mask`
@@ -123,6 +123,9 @@ def swap_dropout(
             recurrent.dropout = 0.0
     if not chosen and thin is None:
         warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
+    elif k == 1:
+        problem = "with k=1 every step is a joint one: no unit is ever absent, and the dropouts are gone"
+        warn(NoEffectWarning(f"{WHERE}: {problem}. Choose a k of at least 2."), stacklevel=2)
     return model, report
 
 
@@ -224,7 +227,7 @@ def _random_calls(
     by_hand = assign(sites.values(), chosen)
     for name, site in sites.items():
         if (place := trace.random_calls[name].place) in plan.off:
-            yield name, Swap(site.what, {place: BLOCKS}, "its branch is not computed while it is off")
+            yield name, Swap(site.what, {place: BLOCKS}, plan.off[place])
             continue
         yield name, Swap(site.what, {}, _by_hand(site, by_hand[site], k) if site in by_hand else site.reason)
 

@@ -48,7 +48,7 @@ class UnitPlan:
         self.modules, self.drop_paths = modules, drop_paths
         self.sites = [site for site in sites if site.placements and site.p < 1]
         self.chosen: dict[DropoutSite, Choice] = {}
-        self.off: set[str] = set()  # what ends the branches that can be off
+        self.off: dict[str, str] = {}  # what ends the branches that can be off, and how many are
         self.branches: dict[str, str] = {}  # what drops other branches, and why they run always
         self._refused: set[str] = set()
 
@@ -59,7 +59,7 @@ class UnitPlan:
             groups = [group.name for choice in self.chosen.values() for group in choice.groups]
             refused = {name for name in groups if not report[name].admitted}
             if not refused:
-                self.off = {block.name for group in report.groups for block in group.blocks}
+                self.off = {block.name: _off(group) for group in report.groups for block in group.blocks}
                 self.branches = dict(_branches(report))
                 return report if report.groups else None
             self._refused |= refused
@@ -133,6 +133,11 @@ def owners(report: ThinReport) -> list[str]:
     names = [slot.name for group in report.groups for slot in group.slots]
     names += [name for group in report.groups for block in group.blocks for name in block.parameters]
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def _off(group: UnitGroup) -> str:
+    number = f"{group.units - group.kept} of {group.units} branches"
+    return f"{number} are off in a cycle, all with the same probability; those are not computed"
 
 
 def _branches(report: ThinReport) -> Iterator[tuple[str, str]]:

@@ -241,6 +241,9 @@ def test_drop_paths_become_blocks_and_the_dropouts_inside_groups(build: Callable
     names = {block.name for block in blocks.blocks}
     replaced = {path: masks for swap in report.values() for path, masks in swap.masks.items() if masks == "blocks"}
     assert set(replaced) == names
+    reasons = {swap.reason for swap in report.values() if "blocks" in swap.masks.values()}
+    number = f"{blocks.units - blocks.kept} of {blocks.units} branches"
+    assert reasons == {f"{number} are off in a cycle, all with the same probability; those are not computed"}
     assert any(swap.masks and "hidden" in swap.masks.values() for swap in report.values())
     assert not any(isinstance(module, mrreg.MultirateMask) for module in model.modules())
     optimizer = SGD(model.parameters(), lr=0.01)

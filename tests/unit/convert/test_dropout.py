@@ -463,3 +463,9 @@ def test_following_a_forward_leaves_nothing_behind(training: bool, keywords: boo
     assert not model.one.weight.requires_grad
     assert torch.equal(inputs, before)
     assert model.training == model.norm.training == training
+
+
+@pytest.mark.parametrize("inputs", [None, torch.randn(2, 6)])
+def test_masks_that_are_never_on_are_reported(inputs: Tensor | None) -> None:
+    with pytest.warns(mrreg.NoEffectWarning, match=r"swap_dropout: with k=1 .* the dropouts are gone"):
+        mrreg.swap_dropout(nn.Sequential(linear(), nn.ReLU(), nn.Dropout(), linear()), 1, inputs)
