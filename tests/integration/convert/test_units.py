@@ -201,7 +201,7 @@ def test_layers_inside_a_checkpoint_get_masks_of_their_own() -> None:
             self.block.inner.p = 0.0
 
         def forward(self, x: Tensor) -> Tensor:
-            x = checkpoint(self.block, x, use_reentrant=False) if self.training else self.block(x)  # type: ignore[no-untyped-call]
+            x = checkpoint(self.block, x, use_reentrant=False) if self.training else self.block(x)
             return self.down(self.drop(torch.tanh(self.up(x))))  # type: ignore[no-any-return]
 
     model, report = mrreg.swap_dropout(Checkpointed(), 3, torch.randn(2, 6))
