@@ -145,7 +145,7 @@ class Planner:
         for name in sorted({use.name for use in uses}):
             layer = self.modules[name]
             parameters = input_parameters(layer) if structure == "input" else output_parameters(layer)
-            problem = self._problem(name, structure, parameters)
+            problem = self._problem(name, structure, parameters, p)
             if not problem and not known.issuperset(self.uses[name]):
                 problem = "is used without this dropout too"
             if not problem and structure == "input" and not all(_only(use, calls) for use in uses):
@@ -155,7 +155,7 @@ class Planner:
             placement[name] = MaskSpec(structure, parameters, p)
         return placement
 
-    def _problem(self, path: str, structure: Structure, parameters: tuple[str, ...]) -> str:
+    def _problem(self, path: str, structure: Structure, parameters: tuple[str, ...], p: float) -> str:
         """Return the obstacle to a mask on these parameters of a layer, or nothing."""
         layer = self.modules[path]
         if is_fixed(path):
@@ -166,6 +166,8 @@ class Planner:
             masked = find_targets(layer, parameters, structure)
         except ValueError as error:
             return f"cannot be masked ({error})"
+        if all(target.layout and not round(p * target.layout.units) for target in masked):
+            return f"has so few units that p = {p:g} rounds to none of them"
         for name in (name for target in masked for name in target.names):
             parameter = layer.get_parameter(name)
             if tied := [other for other in self.holders[id(parameter)] if not within(path, other)]:
@@ -179,7 +181,9 @@ class Planner:
         what = f"{type(module).__name__}(dropout={module.dropout})"
         site = DropoutSite(join(path, "dropout"), what, float(module.dropout))
         parameters = later_input_parameters(module)
-        problem = self._problem(path, "input", parameters) if parameters else "has one layer: it drops nothing"
+        problem = "has one layer: it drops nothing"
+        if parameters:
+            problem = self._problem(path, "input", parameters, site.p)
         if problem:
             site.reason = f"{path!r} {problem}" if path else f"the model itself {problem}"
         else:

@@ -177,6 +177,10 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
         "comes from softplus in 'part'",
     ),
     "not called": (net(lambda m, x: m.two(m.one(x))), "this forward did not call it"),
+    "p of no unit": (
+        net(lambda m, x: m.two(m.drop(x)), drop=nn.Dropout(0.05)),
+        "'two', which has so few units that p = 0.05 rounds to none of them",
+    ),
     "p is 0": (net(lambda m, x: m.two(m.drop(x)), drop=nn.Dropout(0.0)), "p is 0"),
     "alpha dropout": (net(lambda m, x: m.two(m.drop(x)), drop=nn.AlphaDropout()), "a value other than zero"),
     "changed dropout": (net(lambda m, x: m.two(m.drop(x)), drop=Noise()), "something else than torch's dropout"),
