@@ -47,7 +47,7 @@ def plot(
     """
     cycles = check_int(WHERE, "cycles", cycles)
     first_cycle = check_int(WHERE, "first_cycle", first_cycle, least=0)
-    masks = list(masks_in(model))
+    masks = list(masks_in(model)) if isinstance(model, nn.Module) else []
     if not masks:
         remedy = "Put masks into it with mrreg.mask, mrreg.swap_dropout or mrreg.thin."
         raise invalid_argument(ValueError, WHERE, "model", "a module with masks", type(model).__name__, remedy)

@@ -78,6 +78,8 @@ def test_it_draws_into_given_axes() -> None:
 def test_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="plot: model must be a module with masks, got 'Linear'"):
         mrreg.plot(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="plot: model must be a module with masks, got 'dict'"):
+        mrreg.plot({})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="plot: cycles must be a whole number, at least 1, got 0"):
         mrreg.plot(net(), cycles=0)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
