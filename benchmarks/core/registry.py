@@ -70,6 +70,7 @@ REGISTERED = {
     ),
     "mnist-small": Entry("mnist.small", "masks on 1,000 and 5,000 images of MNIST, everyone's p tuned", 2, IMAGES),
     "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder", 3),
+    "thin-kinds": Entry("thin.kinds", "which units of the decoder to leave out, for how long, rescaled or not", 1),
     "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
     "thin-mnist-more": Entry("thin.mnist_more", "the same on all images, and together with dropout", 3, IMAGES),
     "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),

@@ -38,6 +38,7 @@ class Method:
     k: int = 5
     boost: float | None = None
     weight_decay: float = 0.01
+    rescale: bool = True
 
 
 NONE, DROPOUT, THIN = "none", "dropout", "thin, k = 5"
@@ -152,7 +153,8 @@ def network(config: Config, method: Method, characters: int) -> nn.Module:
     model = Decoder(*sizes, dropout=method.p if method.kind == "dropout" else 0.0)
     if method.kind != "thin":
         return model
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads), resident=True)[0]
+    options = {"k": method.k, "boost": method.boost, "rescale": method.rescale, "resident": True}
+    return mrreg.thin(model, plan=plan(sizes, method.p, method.heads), **options)[0]
 
 
 @cache

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.core import records, runner
 from benchmarks.core.comparison import Job
-from benchmarks.experiments.thin import boost, chars, mnist, mnist_more, words
+from benchmarks.experiments.thin import boost, chars, kinds, mnist, mnist_more, words
 from benchmarks.experiments.thin.decoder import Decoder
 
 
@@ -105,3 +105,11 @@ def test_short_trainings_have_their_learning_rate_momentum_and_boost(setting: bo
 @pytest.mark.parametrize(("loss", "diverged"), [(2.0, False), (2.4, True), (float("nan"), True), (float("inf"), True)])
 def test_a_loss_above_guessing_is_a_diverged_training(loss: float, diverged: bool) -> None:
     assert math.isnan(boost.judged(loss, 10)) == diverged
+
+
+def test_kinds_of_units_are_left_out_alone_and_together() -> None:
+    lost = {}
+    for name in ("thin, k = 5", "hidden units alone", "heads alone"):
+        method = kinds.METHODS[name]
+        lost[name] = {group.kind for group in chars.plan((9, 12, 6, 1, 8), method.p, method.heads).groups}
+    assert lost == {"thin, k = 5": {"hidden", "heads"}, "hidden units alone": {"hidden"}, "heads alone": {"heads"}}
