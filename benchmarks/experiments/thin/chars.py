@@ -153,8 +153,8 @@ def network(config: Config, method: Method, characters: int) -> nn.Module:
     model = Decoder(*sizes, dropout=method.p if method.kind == "dropout" else 0.0)
     if method.kind != "thin":
         return model
-    options = {"k": method.k, "boost": method.boost, "rescale": method.rescale, "resident": True}
-    return mrreg.thin(model, plan=plan(sizes, method.p, method.heads), **options)[0]
+    found, rescale = plan(sizes, method.p, method.heads), method.rescale
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found, rescale=rescale, resident=True)[0]
 
 
 @cache

@@ -1,6 +1,6 @@
 """The decoder of thin-chars: which units to leave out, for how long, rescaled or not.
 
-Goes beyond the paper. Nothing is tuned: p is what the searches of thin-chars chose, or twice as much for one kind alone.
+Goes beyond the paper. Nothing is tuned: p is what the search of thin-chars chose, or twice as much of one kind.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ PRESETS = {
 def comparisons(config: Config) -> list[Comparison[Method]]:
     """Return one comparison of all methods."""
     budgets = evenly(config.steps, config.points)
-    costs = Costs(NONE, config.timings, cycle=50)
+    costs: Costs[Method] = Costs(NONE, config.timings, cycle=50)
     return [Comparison(METHODS, config.seeds, budgets, costs, splits=("validation", "test"))]
 
 

@@ -111,5 +111,5 @@ def test_kinds_of_units_are_left_out_alone_and_together() -> None:
     lost = {}
     for name in ("thin, k = 5", "hidden units alone", "heads alone"):
         method = kinds.METHODS[name]
-        lost[name] = {group.kind for group in chars.plan((9, 12, 6, 1, 8), method.p, method.heads).groups}
+        lost[name] = {group.kind for group in chars.plan((9, 12, 6, 1, chars.LENGTH), method.p, method.heads).groups}
     assert lost == {"thin, k = 5": {"hidden", "heads"}, "hidden units alone": {"hidden"}, "heads alone": {"heads"}}
