@@ -174,5 +174,6 @@ def _read(group: UnitGroup) -> set[Place]:
 
 def _reason(site: DropoutSite, placement: Placement) -> str:
     """Return why what single layers take or give is dropped."""
-    outputs = any(mask.structure == "output" for mask in placement.values())
-    return site.reason or "the layer that takes its output has another mask" if outputs else "its output goes there"
+    if all(mask.structure == "input" for mask in placement.values()):
+        return "its output goes there"
+    return site.reason or "the layer that takes its output has another mask"

@@ -152,10 +152,9 @@ def _choice(
     """Return what chooses among groups as the arguments say, and p of the modules that could be blocks."""
     include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
     exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
-    named = chosen_blocks(model, p, include)  # also those that are excluded
-    return partial(with_counts, p=p, include=include, exclude=exclude, blocks=named), chosen_blocks(
-        model, p, include, exclude or ()
-    )
+    named = chosen_blocks(model, p, include)  # also those that are excluded, whose names are no mistake
+    choose = partial(with_counts, p=p, include=include, exclude=exclude, blocks=named)
+    return choose, chosen_blocks(model, p, include, exclude or ())
 
 
 def search(

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.merged_copies import DECAY, gradient
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.core.training import Loop
 from benchmarks.experiments.patches.model import Copies, optimizer, sum_of_losses, wide_resnet
 
-LR, K, MOMENTUM, DECAY = 0.02, 3, 0.9, 0.01
+LR, K, MOMENTUM = 0.02, 3, 0.9
 
 
 def test_paper_network_has_the_usual_number_of_weights() -> None:
@@ -37,14 +37,6 @@ def training(net: nn.Module, batches: list[tuple[Tensor, Tensor]], period: int) 
     copies = Copies(net, K, period)
     both = optimizer(copies, LR, MOMENTUM, DECAY)
     return Loop(copies, both, iter(batches), loss=sum_of_losses, after=partial(copies.after_step, both))
-
-
-def gradient(net: nn.Module, at: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
-    names = [name for name, _ in net.named_parameters()]
-    leaves = [value.clone().requires_grad_() for value in at]
-    out = torch.func.functional_call(net, dict(zip(names, leaves, strict=True)), (x,))
-    grads = torch.autograd.grad(F.cross_entropy(out, y), leaves)
-    return [grad + DECAY * value for grad, value in zip(grads, at, strict=True)]
 
 
 @pytest.mark.paper

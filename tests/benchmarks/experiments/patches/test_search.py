@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.merged_copies import DECAY, gradient
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load, new
@@ -18,7 +18,7 @@ from benchmarks.experiments.patches.experiment import LARGE, SMALL, K
 from benchmarks.experiments.patches.model import Copies, optimizer, sum_of_losses
 from benchmarks.experiments.patches.search import READINGS, SECTIONS, STUDY
 
-LR, MOMENTUM, DECAY = 0.002, 0.9, 0.01
+LR, MOMENTUM = 0.002, 0.9
 LAYERS = ("convolution", "convolution", "norm", "norm", "linear", "linear")  # of the six parameters
 
 Merged = tuple[Tensor, Tensor, Tensor, Tensor]  # weights of the fast and slow copy, momentum of the fast and slow copy
@@ -56,14 +56,6 @@ LITERALLY: dict[str, tuple[int, int, str, Callable[[Tensor, Tensor, Tensor, Tens
         25, 1, "fast", lambda f, s, p, q, _: ((f + s) / 2, (f + s) / 2, 0 * p, 0 * q),
     ),
 }  # fmt: skip
-
-
-def gradient(net: nn.Module, at: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
-    names = [name for name, _ in net.named_parameters()]
-    leaves = [value.clone().requires_grad_() for value in at]
-    out = torch.func.functional_call(net, dict(zip(names, leaves, strict=True)), (x,))
-    grads = torch.autograd.grad(F.cross_entropy(out, y), leaves)
-    return [grad + DECAY * value for grad, value in zip(grads, at, strict=True)]
 
 
 def same(net: nn.Module, weights: list[Tensor]) -> None:
