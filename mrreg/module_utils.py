@@ -1,7 +1,7 @@
 """Dotted names in a model (its own is empty), tensors in nested values, and modules as torch has written them."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import takewhile
 from typing import Any
@@ -88,32 +88,14 @@ def has_stock_forward(module: nn.Module) -> bool:
     return type(module).forward.__module__.startswith("torch.nn.")
 
 
-def is_stock(module: nn.Module) -> bool:
-    """Return True if calling a module runs what torch has written for its class and nothing else.
-
-    A class may have been patched, a method replaced in the instance, and hooks see or change what goes in and out.
-    """
-    hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    if hooks or not type(module).__module__.startswith("torch.nn.modules.") or not has_stock_forward(module):
-        return False
-    return not any(callable(getattr(type(module), name, None)) for name in module.__dict__)
-
-
-def rebuild_attributes(module: nn.Module) -> None:
+def rebuild_attributes(modules: Iterable[nn.Module]) -> None:
     """Compute again what hooks of torch.nn.utils set before every forward, such as the `weight` of a pruned layer.
 
     Until then it is what the last forward computed, perhaps from other tensors than the parameters.
     """
-    for inner in module.modules():
+    for inner in modules:
         for hook in list(inner._forward_pre_hooks.values()):
             if type(hook).__module__.startswith("torch.nn.utils."):
                 training, inner.training = inner.training, False  # else a spectral norm iterates
                 hook(inner, ())
                 inner.training = training
-
-
-def has_global_hooks() -> bool:
-    """Return True if somebody has registered a hook for the forward or backward pass of every module."""
-    module = nn.modules.module
-    hooks = module._global_forward_hooks, module._global_forward_pre_hooks
-    return any(map(bool, (*hooks, module._global_backward_hooks, module._global_backward_pre_hooks)))

@@ -51,7 +51,7 @@ def plot(
     if not masks:
         remedy = "Put masks into it with mrreg.mask, mrreg.swap_dropout or mrreg.thin."
         raise invalid_argument(ValueError, WHERE, "model", "a module with masks", type(model).__name__, remedy)
-    drawn = [mask._drawn[0] for _, mask, _ in masks if mask._drawn]
+    drawn = [mask.drawn[0] for _, mask, _ in masks if mask.drawn]
     seed = check_int(WHERE, "seed", (drawn or [0])[0] if seed is None else seed, least=0)
     k = max(mask.k for _, mask, _ in masks)
     steps = range(first_cycle * k, (first_cycle + cycles) * k)

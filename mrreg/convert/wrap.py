@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.module import MultirateMask, layer_mask
 from mrreg.masks.options import check_structure
 from mrreg.masks.targets import Structure, find_targets
-from mrreg.masks.thin_mask import thin_mask
-from mrreg.masks.thin_model import uninstall
+from mrreg.masks.thin_mask import LAYER_NAME, thin_mask
+from mrreg.masks.thin_model import put_mask, take_mask, uninstall
 from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
@@ -29,14 +29,14 @@ def mask(
     rescale: bool | None = None,
     boost: float | None = None,
 ) -> nn.Module:
-    """Wrap the modules of a model that patterns name in `MultirateMask`, in place.
+    """Give the modules of a model that patterns name a `MultirateMask`, in place.
 
     A name means that module, be it a layer or a block of them. A pattern with wildcards (`*` also crosses dots) means
     the innermost matching modules that have something to mask; what has nothing is passed over. A module that is used
     under several names gets one mask for all of them.
 
     Args:
-        model: Any module. It is changed in place and returned; where the model itself is named (`""`), its wrapper is.
+        model: Any module. It is changed in place and returned.
         patterns: From names or glob patterns of modules to p, the probability of being slow.
         k: Steps per cycle, at least 1. Paper: k.
         parameters: As in `MultirateMask`, for every module.
@@ -64,7 +64,7 @@ def mask(
     if not patterns:
         raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
     check_structure(structure)
-    register_linear_layers(WHERE, model)
+    register_linear_layers(model)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
     search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
@@ -80,10 +80,10 @@ def mask(
     for module in chosen:
         search.refuse_tied(module, [target.name for target in find_targets(module, wanted, structure)])
 
-    def wrapper(module: nn.Module, p: float) -> MultirateMask:
-        return MultirateMask(module, p, k, parameters=wanted, structure=structure, rescale=rescale, boost=boost)
-
-    return replace_modules(WHERE, model, {module: wrapper(module, p) for module, p in chosen.items()})
+    made = [layer_mask(module, p, k, wanted, structure, rescale, boost) for module, p in chosen.items()]
+    for module, each in zip(chosen, made, strict=True):
+        put_mask(module, each, LAYER_NAME)
+    return model
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -94,7 +94,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     the handle of `attach` too, or it goes on holding entries.
 
     Args:
-        model: A model with or without masks, or a `MultirateMask`.
+        model: A model with or without masks.
 
     Raises:
         TypeError: If it is no module.
@@ -109,14 +109,12 @@ def unwrap(model: nn.Module) -> nn.Module:
         )
     """
     check_model("unwrap", model)
-    masks = [module for module in model.modules() if isinstance(module, MultirateMask)]
-    plain = replace_modules("unwrap", model, {mask: mask.module for mask in masks})
-    for module in [module for module in plain.modules() if thin_mask(module) is not None]:
-        uninstall(module)
-    for mask in masks:  # an optimizer may still drive it: let it hold and boost nothing from now on
-        mask._detach()
-        mask.p = 0.0
-    return plain
+    for module in model.modules():
+        if thin_mask(module) is not None:
+            uninstall(module)
+        if isinstance(module, MultirateMask):
+            take_mask(module, LAYER_NAME)
+    return model
 
 
 def check_model(where: str, model: object) -> None:
@@ -126,18 +124,6 @@ def check_model(where: str, model: object) -> None:
     check_materialized(where, "model", model)
     if where != "unwrap" and any(thin_mask(module) is not None for module in model.modules()):
         raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
-
-
-def replace_modules(where: str, model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Put each value in the place of its key, wherever that is a child; return what stands for the model itself."""
-    parents = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    if any(parent._modules.get("_orig_mod") in swaps for parent in parents):  # torch.compile keeps a reference to it
-        raise invalid_state(where, "a compiled module cannot be wrapped or unwrapped", "Do it before torch.compile.")
-    for parent in parents:
-        for name, child in parent._modules.items():
-            if child is not None and child in swaps:
-                parent._modules[name] = swaps[child]
-    return swaps.get(model, model)
 
 
 class _Search:

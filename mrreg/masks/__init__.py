@@ -5,17 +5,18 @@ import torch
 from mrreg.masks.attachment import Attachment, attach
 from mrreg.masks.attention import MultiheadAttention
 from mrreg.masks.block_forward import BlockForward
-from mrreg.masks.module import MaskedContainer, MultirateMask
+from mrreg.masks.layer_mask import rebuild_layer_mask
+from mrreg.masks.module import MultirateMask
 from mrreg.masks.slots import AttributeOverride, Block, BlockCall, Slot, UnitGroup
 from mrreg.masks.targets import MaskTarget
 from mrreg.masks.thin_mask import ThinMask
-from mrreg.masks.thin_model import rebuild_thin
+from mrreg.masks.thin_model import rebuild_masked, rebuild_with_mask
 from mrreg.masks.unit_layouts import UnitLayout
-from mrreg.masks.wrapper import finish_load
 
 __all__ = ["Attachment", "MultirateMask", "attach"]
 
 # what a pickled mask names, so that `torch.load` of a whole model needs nothing of ours to be allowed
-torch.serialization.add_safe_globals([MultirateMask, MaskedContainer, MaskTarget, UnitLayout, finish_load])
-torch.serialization.add_safe_globals([ThinMask, UnitGroup, Slot, AttributeOverride, MultiheadAttention, rebuild_thin])
+torch.serialization.add_safe_globals([MaskTarget, UnitLayout, rebuild_layer_mask])
+torch.serialization.add_safe_globals([ThinMask, UnitGroup, Slot, AttributeOverride, MultiheadAttention])
+torch.serialization.add_safe_globals([rebuild_masked, rebuild_with_mask])
 torch.serialization.add_safe_globals([Block, BlockCall, BlockForward])

@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
-from mrreg.masks.base import CyclicMask
+from mrreg.masks.layer_mask import LayerMask
 from mrreg.masks.mask_clock import KEYS
 from mrreg.masks.module import MultirateMask
 from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
@@ -21,7 +21,7 @@ from mrreg.masks.superseded import forget_superseded
 from mrreg.masks.thin_mask import ThinMask
 from mrreg.module_utils import join, within
 
-_drivers: "WeakKeyDictionary[CyclicMask, ref[MaskStepHooks]]" = WeakKeyDictionary()
+_drivers: "WeakKeyDictionary[ThinMask, ref[MaskStepHooks]]" = WeakKeyDictionary()
 
 
 class Attachment:
@@ -124,13 +124,14 @@ def attach(
     masks = list(masks_in(whole))
     _check_masks(whole, {name: mask for name, mask, _ in masks})
     for name, mask, first in masks:
-        owner = _owner(optimizers, whole, name, mask)
+        _refuse_ties(whole, name, mask)
+        owner = _owner(optimizers, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
-            step_hooks[owner].roots.append(mask._root())
+            step_hooks[owner].roots.append(mask.root())
     for each, hooks in zip(optimizers, step_hooks, strict=True):
         hooks.read_clock(WHERE, each.param_groups)
-        refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask._masked_parameters()})
+        refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
     _start(optimizers, step_hooks)
     return Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
 
@@ -141,7 +142,7 @@ def _start(optimizers: list[Optimizer], step_hooks: list[MaskStepHooks]) -> None
     clocks = [{key: group[key] for key in KEYS if key in group} for group in groups]
     pairs = list(zip(optimizers, step_hooks, strict=True))
     masks = [mask for hooks in step_hooks for mask, _ in hooks.masks]
-    before = {mask: hooks for mask in masks if (known := _drivers.get(mask)) and mask._attached and (hooks := known())}
+    before = {mask: hooks for mask in masks if (known := _drivers.get(mask)) and mask.attached and (hooks := known())}
     try:
         for each, hooks in pairs:
             hooks.register(each)
@@ -181,7 +182,7 @@ def _one_model(model: Any) -> nn.Module:
     return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
-def _check_masks(model: nn.Module, masks: Mapping[str, CyclicMask]) -> None:
+def _check_masks(model: nn.Module, masks: Mapping[str, ThinMask]) -> None:
     """Refuse a model without masks, or with one that would not be called or meet what is sharded inside it."""
     if not masks:
         rule, remedy = "a module with a mask", "Wrap a layer in MultirateMask, or make the model thin, first."
@@ -192,21 +193,19 @@ def _check_masks(model: nn.Module, masks: Mapping[str, CyclicMask]) -> None:
             rule = "a module whose masks are called"
             raise invalid_argument(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
     for name, mask in masks.items():
-        if isinstance(mask, ThinMask):
-            mask.check_fit(mask._root())
-        # what is sharded inside a wrapper is still cut when the wrapper masks it
-        for inner, module in mask.module.named_modules() if isinstance(mask, MultirateMask) else ():
-            if is_fully_sharded(module):
-                path = ".".join(filter(None, (name, "module", inner)))
+        mask.check_fit(mask.root())
+        # what is sharded inside a mask is still cut when the mask reads it
+        for inner, module in mask.root().named_modules() if isinstance(mask, LayerMask) else ():
+            if inner and is_fully_sharded(module):
+                path = join(name, inner)
                 raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
-def _owner(optimizers: list[Optimizer], model: nn.Module, name: str, mask: CyclicMask) -> int | None:
+def _owner(optimizers: list[Optimizer], name: str, mask: ThinMask) -> int | None:
     """Return the position of the optimizer that has a mask's parameters; None if they are frozen and in none."""
-    _refuse_ties(model, mask)
     owners: dict[int | None, list[str]] = {}
     lost = []
-    for inner, p in mask._masked_parameters():
+    for inner, p in mask.masked_parameters():
         path = join(name, inner)
         holder = _holder(optimizers, p, path)
         owners.setdefault(holder, []).append(path)
@@ -236,10 +235,10 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
     return None
 
 
-def _refuse_ties(model: nn.Module, mask: CyclicMask) -> None:
+def _refuse_ties(model: nn.Module, name: str, mask: ThinMask) -> None:
     """Refuse a masked parameter that is used outside its mask: it would be masked in one place and not in another."""
-    inside = {id(p) for _, p in mask._masked_parameters()}
-    holder = mask if isinstance(mask, nn.Module) else mask._root()
+    inside = {id(p) for _, p in mask.masked_parameters()}
+    holder = model.get_submodule(name)
     places = [path for path, module in model.named_modules(remove_duplicate=False) if module is holder]
     every = list(model.named_parameters(remove_duplicate=False))
     for path, p in every:

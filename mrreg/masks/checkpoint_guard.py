@@ -6,11 +6,9 @@ it recomputes the whole masked forward; so is one inside that uses no masked wei
 """
 
 import traceback
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils import checkpoint
 
 from mrreg.errors import invalid_state
@@ -29,6 +27,7 @@ class CheckpointGuard:
         self._recording = _recording()
         self._grad_enabled = torch.is_grad_enabled()
         self._read_without_grad = False
+        self._first = torch.autograd._get_sequence_nr()  # of what the forward adds to the graph
 
     def note_read(self) -> None:
         """Raise if a non-reentrant checkpoint is being recorded: it has put hooks on saved tensors since the start."""
@@ -37,14 +36,13 @@ class CheckpointGuard:
             raise self._refusal()
         self._read_without_grad |= self._grad_enabled and not torch.is_grad_enabled()
 
-    def check_output(self, output: Any, weights: Iterable[Tensor]) -> None:
-        """Raise if a reentrant checkpoint lies in the graph between the masked weights and the output.
+    def check_output(self, output: Any) -> None:
+        """Raise if a reentrant checkpoint lies in the graph that the forward has made.
 
         Such a checkpoint runs its part without gradients, as other code may do; only its node in the graph tells.
         """
         if not self._read_without_grad:
             return
-        first = min((w.grad_fn._sequence_nr() for w in weights if w.grad_fn is not None), default=0)
         pending = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
         seen = set(pending)
         while pending:
@@ -52,7 +50,7 @@ class CheckpointGuard:
             if node.name() == "CheckpointFunctionBackward":
                 raise self._refusal()
             for below, _ in node.next_functions:
-                if below is not None and below not in seen and below._sequence_nr() >= first:
+                if below is not None and below not in seen and below._sequence_nr() >= self._first:
                     seen.add(below)
                     pending.append(below)
 

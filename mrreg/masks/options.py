@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.errors import check_int, check_number, invalid_argument
 from mrreg.masks.targets import STRUCTURES
-from mrreg.masks.wrapper import Wrapper
+from mrreg.masks.thin_mask import masks_of
+from mrreg.masks.thin_model import check_own_forward
 from mrreg.module_utils import check_materialized, check_torch_layers
 
 WHERE = "MultirateMask"
@@ -27,11 +29,6 @@ CHANGEABLE: dict[str, Callable[[Any], Any]] = {  # options that may change while
 }
 
 
-def check_boost(boost: object) -> float:
-    """Return the factor of the slow step as a float."""
-    return check_number(WHERE, "boost", boost, "finite, at least 0", lambda boost: 0 <= boost < float("inf"))
-
-
 def check_structure(structure: object) -> None:
     """Refuse a structure that does not exist."""
     if not isinstance(structure, str) or structure not in STRUCTURES:
@@ -45,10 +42,14 @@ def check_module(module: object) -> None:
         raise invalid_argument(TypeError, WHERE, "module", "an nn.Module", module)
     check_torch_layers(WHERE, "module", module)
     check_materialized(WHERE, "module", module)
+    check_own_forward(WHERE, "module", module)
     for name, inner in module.named_modules():
+        if isinstance(inner, torch.jit.ScriptModule):
+            rule, remedy = "without scripted modules inside", "They read their parameters where nothing can stand in."
+            raise invalid_argument(ValueError, WHERE, "module", rule, name or type(inner).__name__, remedy)
         if is_fully_sharded(inner):
             rule = "without fully_shard inside"
             raise invalid_argument(ValueError, WHERE, "module", rule, name or type(inner).__name__, SHARD_OUTSIDE)
-        if isinstance(inner, Wrapper):
+        if masks_of(inner):
             rule = "without masks inside"
             raise invalid_argument(ValueError, WHERE, "module", rule, name or WHERE, "Masks do not nest.")

@@ -72,6 +72,7 @@ class UnitGroup:
         kept: Number of units that are present on a masked step.
         slots: Every place where entries of a unit lie.
         blocks: The units, if they are blocks: those have no slots.
+        zeroed: True if absent units are computed, and the columns that read them are zero: nothing gets smaller.
     """
 
     name: str
@@ -80,11 +81,12 @@ class UnitGroup:
     kept: int
     slots: tuple[Slot, ...]
     blocks: tuple[Block, ...] = ()
+    zeroed: bool = False
 
     @property
     def keeps_shape(self) -> bool:
         """True if absent entries stay, at zero: what is around the layer gives or takes all units."""
-        return self.kind in ("inputs", "outputs")
+        return self.zeroed or self.kind in ("inputs", "outputs")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mrreg.masks.base import CyclicMask
 from mrreg.masks.mask_clock import CLOCK
 from mrreg.masks.step_hooks import MaskStepHooks
 from mrreg.masks.subsets import Subset, entries_of, subsets_of
@@ -76,9 +75,9 @@ def positions(step_hooks: Iterable[MaskStepHooks], names: Mapping[int, str]) -> 
             yield _position(optimizer, k, masks, names)
 
 
-def _position(optimizer: Any, k: int, masks: list[tuple[CyclicMask, int]], names: Mapping[int, str]) -> Position:
-    counts = [(entries_of(mask), mask._masking) for mask, _ in masks]
-    flops = [(mask.flops, mask._masking) for mask, _ in masks if isinstance(mask, ThinMask) and mask.flops]
+def _position(optimizer: Any, k: int, masks: list[tuple[ThinMask, int]], names: Mapping[int, str]) -> Position:
+    counts = [(entries_of(mask), mask.masking) for mask, _ in masks]
+    flops = [(mask.flops, mask.masking) for mask, _ in masks if mask.flops]
     return Position(
         optimizer=type(optimizer).__name__,
         clock=optimizer.param_groups[0][CLOCK],

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.base import CyclicMask
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.layer_mask import LayerMask
 from mrreg.masks.sampling import draw_kept, fill_bits
-from mrreg.masks.thin_mask import ThinMask, thin_mask
+from mrreg.masks.thin_mask import ThinMask, masks_of
 from mrreg.module_utils import join, parameter
 
 CPU = torch.device("cpu")
@@ -44,28 +43,26 @@ class Subset:
         return present[:shown]
 
 
-def masks_in(model: nn.Module) -> Iterator[tuple[str, CyclicMask, int]]:
+def masks_in(model: nn.Module) -> Iterator[tuple[str, ThinMask, int]]:
     """Yield the masks of a model in the order of `attach`: path, mask, index of its first draw."""
     first = 0
     for name, module in model.named_modules():
-        mask = module if isinstance(module, MultirateMask) else thin_mask(module)
-        if mask is not None:
+        for mask in masks_of(module):
             yield name, mask, first
-            first += mask._draws()
+            first += mask.draws()
 
 
-def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
+def subsets_of(name: str, mask: ThinMask, first: int) -> list[Subset]:
     """Return the subsets that a mask draws; `name` is its path, `first` the index of its first draw."""
-    if isinstance(mask, ThinMask):
+    if not isinstance(mask, LayerMask):
         return [
             Subset(join(name, group.name), group.kind, group.units, group.kept, index)
             for index, group in enumerate(mask.groups, first)
         ]
-    assert isinstance(mask, MultirateMask)
     p, found = _probability(mask), {}
     for index, target in enumerate(mask.targets, first):
         if target.layout is None:
-            entries = parameter(mask.module, target.name).numel()
+            entries = parameter(mask.root(), target.name).numel()
             found[target.name] = Subset(join(name, target.name), "", entries, (1 - p) * entries, index)
         elif target.group not in found:
             units, layer = target.layout.units, target.name.rpartition(".")[0]
@@ -74,24 +71,14 @@ def subsets_of(name: str, mask: CyclicMask, first: int) -> list[Subset]:
     return list(found.values())
 
 
-def entries_of(mask: CyclicMask) -> tuple[int, float]:
+def entries_of(mask: ThinMask) -> tuple[int, float]:
     """Return the number of entries of the masked parameters, and of those present on a masked step."""
     total, present = 0, 0.0
-    for name, value in mask._masked_parameters():
-        total, present = total + value.numel(), present + value.numel() * _share(mask, name)
+    for name, value in mask.masked_parameters():
+        total, present = total + value.numel(), present + value.numel() * (mask.tensors[name].share if name in mask.tensors else 1)
     return total, present
 
 
-def _share(mask: CyclicMask, name: str) -> float:
-    """Return the share of a masked parameter's entries that is present on a masked step."""
-    if isinstance(mask, ThinMask):
-        return mask.tensors[name].share
-    assert isinstance(mask, MultirateMask)
-    layout = next(target.layout for target in mask.targets if target.name == name)
-    p = _probability(mask)
-    return 1 - (p if layout is None else round(p * layout.units) / layout.units)
-
-
-def _probability(mask: MultirateMask) -> float:
+def _probability(mask: LayerMask) -> float:
     """Return the p of the draw that holds now; the user may have set another for the next cycle."""
-    return mask._drawn_p if mask._drawn else mask.p
+    return float(mask.drawn[-1]) if mask.drawn else mask.p

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from typing_extensions import Self
 
+from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state
 from mrreg.masks.checkpoint_guard import CheckpointGuard
 from mrreg.masks.thin_mask import ThinMask
-from mrreg.masks.thin_tensor import WHERE, ThinTensor
+from mrreg.masks.thin_tensor import ThinTensor
+from mrreg.module_utils import join, rebuild_attributes
 
 Forward = Callable[..., Any]
 
@@ -29,7 +31,7 @@ class ThinForward:
     def __init__(self, mask: ThinMask, model: nn.Module) -> None:
         self._mask, self._model = mask, model
         self.thread = get_ident()
-        self._guard = CheckpointGuard(WHERE)
+        self._guard = CheckpointGuard(mask.where)
         self._gathered: dict[ThinTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
         self._attributes: list[tuple[dict[str, Any], str, Any]] = []
 
@@ -40,10 +42,11 @@ class ThinForward:
         if found is not None and found[0] is value:
             return found[1]
         if is_sharded(value):
-            remedy = "Apply fully_shard to modules that the forward calls."
-            raise invalid_state(WHERE, f"{tensor.name!r} is still sharded in the forward", remedy)
-        residents = self._mask.residents
-        small = residents.read(tensor, value) if residents and tensor in residents else tensor.gather(value)
+            remedy = f"{SHARD_OUTSIDE} Apply it to modules that the forward calls."
+            raise invalid_state(self._mask.where, f"the parameters are still sharded in the forward, {tensor.name!r} among them", remedy)
+        small = tensor.gather(value)
+        if small is value:
+            return value
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
         self._gathered[tensor] = value, small
@@ -51,28 +54,24 @@ class ThinForward:
 
     def check(self, output: Any) -> None:
         """Raise if a reentrant checkpoint inside the forward has read kept entries."""
-        self._guard.check_output(output, (small for _, small in self._gathered.values()))
+        self._guard.check_output(output)
 
     def __enter__(self) -> Self:
-        if self._mask.residents is not None:
-            self._mask.residents.enter(self._model)
         self._mask.running = self
-        if not self._mask.tables:
-            self._mask.tables = [ThinTable(*place, self._mask) for place in self._mask.places(self._model)]
+        self._tables = [ThinTable(*place, self._mask) for place in self._mask.places(self._model)]
         self._set_attributes()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._mask.running = None
         self._reset_attributes()
-        if not self._mask.residents:
-            self._mask.release_tables()
+        for table in self._tables:
+            table.restore()
         with torch.no_grad():
             for tensor, (whole, small) in self._gathered.items():
-                if tensor.is_buffer:  # BatchNorm has moved the statistics of kept channels
+                if tensor.is_buffer and small is not whole:  # BatchNorm has moved the statistics of kept channels
                     tensor.entries(whole).put(small, whole)
         if isinstance(error, Exception):
-            self._mask.write_back()
             self._mask.explain(self._model, error)
 
     def _set_attributes(self) -> None:
@@ -112,25 +111,19 @@ class ThinTable(MutableMapping[str, Any]):
         """Give the module its own table back."""
         self._module.__dict__[self._kind] = self.own
 
-    @property
-    def whole(self) -> Any:
-        """The module's own table, with nothing of it elsewhere."""
-        self._mask.write_back()
-        return self.own
-
     def __getitem__(self, name: str) -> Any:
         if name not in self._tensors:
             return self.own[name]
         running = self._mask.running
         if running is not None and running.thread == get_ident():
             return running.show(self._tensors[name], self.own[name])
-        return self.whole[name]
+        return self.own[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.whole[name] = value
+        self.own[name] = value
 
     def __delitem__(self, name: str) -> None:
-        del self.whole[name]
+        del self.own[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.own
@@ -143,22 +136,24 @@ class ThinTable(MutableMapping[str, Any]):
 
     def items(self) -> Any:
         """Return the whole tensors, with their names."""
-        return self.whole.items()
+        return self.own.items()
 
     def values(self) -> Any:
         """Return the whole tensors."""
-        return self.whole.values()
+        return self.own.values()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self.whole),)
+        return dict, (dict(self.own),)
 
 
-def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(
+    mask: ThinMask, model: nn.Module, training: bool, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
-    masked = mask._masking and model.training
+    masked = mask.masking and training
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
-            return torch.compiler.disable(run)(mask, model, forward, args, kwargs)  # type: ignore[no-untyped-call]
+            return torch.compiler.disable(run)(mask, model, training, forward, args, kwargs)  # type: ignore[no-untyped-call]
         return _run_traced(mask, model, forward, args, kwargs) if masked else forward(model, *args, **kwargs)
     running = mask.running
     if running is not None and running.thread == get_ident():
@@ -167,16 +162,17 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
         with running.paused():
             return forward(model, *args, **kwargs)
     if not masked:
-        if model.training and not mask._attached:
+        if training and not mask.attached:
             _warn_undriven(mask)
         with mask.lock if mask.overrides else nullcontext():
             return forward(model, *args, **kwargs)
     if "_is_replica" in vars(model):
         problem = "nn.DataParallel copies the model at every forward, and copies cannot leave units out"
-        raise invalid_state(WHERE, problem, "Use DistributedDataParallel.")
-    mask._forward_ran.masked = True
+        raise invalid_state(mask.where, problem, "Use DistributedDataParallel.")
+    mask.forward_ran.masked = True
     mask.warn_if_moved()
     with mask.lock, ThinForward(mask, model) as running:
+        rebuild_attributes([model])  # by its own hooks, which ran before
         output = forward(model, *args, **kwargs)
         running.check(output)
         return output
@@ -184,9 +180,9 @@ def run(mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...
 
 def _warn_undriven(mask: ThinMask) -> None:
     """Warn once that nothing drives this mask; without gradients there is no training to warn of."""
-    if not mask._warned and mask.groups and torch.is_grad_enabled():
-        mask._warned = True
-        message = f"{WHERE}: no optimizer drives the thin model, so it is whole. Call mrreg.attach(optimizer, model)."
+    if not mask.warned and mask.p > 0 and torch.is_grad_enabled():
+        mask.warned = True
+        message = f"{mask.where}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
         warnings.warn(message, NoEffectWarning, stacklevel=6)
 
 
@@ -194,17 +190,20 @@ def _run_traced(
     mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
-    mask._forward_ran.masked = True
+    mask.forward_ran.masked = True
     whole = {tensor.name: tensor.of(model) for tensor in mask.tensors.values()}
     small = {tensor.name: tensor.gather(whole[tensor.name]) for tensor in mask.tensors.values()}
     before = [(attributes, name, attributes[name]) for attributes, name, _ in mask.attributes(model)]
     for attributes, name, value in mask.attributes(model):
         attributes[name] = value
-    with _reparametrize_module(model, small, tie_weights=True):
+    paths = {module: path for path, module in model.named_modules()}  # a module under two names has one place
+    at = {join(paths[module], leaf): small[t.name] for module, _, found in mask.places(model) for leaf, t in found.items()}
+    with _reparametrize_module(model, at, tie_weights=False):
+        rebuild_attributes([model])
         output = forward(model, *args, **kwargs)
     for attributes, name, value in before:
         attributes[name] = value
     for tensor in mask.tensors.values():
-        if tensor.is_buffer:
+        if tensor.is_buffer and small[tensor.name] is not whole[tensor.name]:
             tensor.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
     return output

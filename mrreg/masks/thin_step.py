@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
-from mrreg.masks.kept_entries import KeptEntries
+from mrreg.masks.masked_tensor import Unwritten
 from mrreg.masks.thin_mask import ThinMask
 from mrreg.masks.thin_tensor import ThinTensor
 
@@ -25,14 +25,21 @@ class ThinLeaf:
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
         self._memory: dict[str, Tensor] = {}  # of what has been gathered, to gather into again
+        self._known: dict[str, tuple[Unwritten, Any, Tensor]] = {}  # state that has been written back, and its entries
+        self._step = 0  # that wrote it
         self.leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
-    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor) -> None:
+    def enter(
+        self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor, step: int
+    ) -> None:
         """Put the kept entries into the place of the parameter."""
+        if step != self._step + 1:  # whole state was stepped since: fused optimizers write without telling versions
+            self._known.clear()
+        self._step = step
         p, grad = self.parameter, self.parameter.grad
         if grad is not None and grad.layout is not torch.strided:
-            problem = f"a parameter {tuple(p.shape)} of a thin model has a sparse gradient"
+            problem = f"a masked parameter {tuple(p.shape)} has a sparse gradient"
             raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
         self._entries, self._shape = tensor.entries(p), tensor.kept_shape(p)
         self._params, self._place, self._gradient = params, place, grad
@@ -47,7 +54,7 @@ class ThinLeaf:
             self._version = self.leaf.grad._version
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
         self._state = {
-            name: self._take(name, value) if _by_entry(name, value, p) else value
+            name: self._take_state(name, value) if _by_entry(name, value, p) else value
             for name, value in optimizer.state.get(p, {}).items()
         }
         self.show(optimizer)
@@ -67,29 +74,20 @@ class ThinLeaf:
         """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
         self.hide(optimizer)
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
-        if gradient is None:
-            self.give_gradient()
-        elif self.parameter.grad is None:
+        if self.parameter.grad is None:
             self.parameter.grad = gradient
         if not completed:
             return
-        self.write_back(optimizer)
-        small = self.leaf.grad
-        if small is not None and gradient is not None and small._version != self._version:  # unscaled by a fused step
-            self._entries.put(local(small), local(gradient))
-
-    def write_back(self, optimizer: Optimizer | None) -> None:
-        """Write the kept entries, and their state as it was when last hidden, into the parameter and its state."""
         self._entries.put(local(self.leaf), local(self.parameter))
         if self._state and optimizer is not None:
             whole = optimizer.state[self.parameter]
             values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
             whole.clear()
             whole.update(values)
-
-    def give_gradient(self) -> None:
-        """Add the gradient of the kept entries to the parameter's."""
-        give_gradient(self.leaf, self._entries, self.parameter)
+        small = self.leaf.grad
+        unscaled = getattr(optimizer, "grad_scale", None) is not None  # by a fused step, which no version tells
+        if small is not None and gradient is not None and (unscaled or small._version != self._version):
+            self._entries.put(local(small), local(gradient))
 
     def _take(self, name: str, value: Tensor) -> Tensor:
         """Gather kept entries into the memory of the last step."""
@@ -100,6 +98,13 @@ class ThinLeaf:
             self._entries.take(here, out=memory)
         return as_sharded(memory, value, self._shape)
 
+    def _take_state(self, name: str, value: Tensor) -> Tensor:
+        """Gather state, unless nobody has touched it since the last step wrote it back."""
+        unwritten, entries, small = self._known.pop(name, (None, None, value))
+        if unwritten is not None and entries is self._entries and unwritten(value):
+            return small
+        return self._take(name, value)
+
     def _whole(self, name: str, value: Any, before: Any) -> Any:
         """Build the state of the parameter from that of its kept entries; absent ones of new state are zero."""
         if not _by_entry(name, value, self.leaf):
@@ -107,16 +112,9 @@ class ThinLeaf:
         if before is None:
             before = torch.zeros_like(self.parameter, dtype=value.dtype, requires_grad=False)
         self._entries.put(local(value), local(before))
+        if not self._entries.spends and not is_sharded(before):
+            self._known[name] = Unwritten(before), self._entries, value
         return before
-
-
-@torch.no_grad()
-def give_gradient(small: Tensor, entries: KeptEntries, parameter: Tensor) -> None:
-    """Add the gradient of kept entries to that of their parameter, and take it from them."""
-    grad, small.grad = small.grad, None
-    if grad is not None:
-        whole = entries.spread(grad)
-        parameter.grad = whole if parameter.grad is None else parameter.grad.add_(whole)
 
 
 def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
@@ -150,7 +148,7 @@ class ThinStep:
 
     def __init__(self) -> None:
         self.running = False  # from the hook before a step to the one after it
-        self.prepared = False  # kept entries have been gathered for the step
+        self._steps = 0
         self._leaves: dict[int, ThinLeaf] = {}
         self._inside: list[ThinLeaf | OffLeaf] = []
         self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
@@ -168,9 +166,10 @@ class ThinStep:
         """
         if self.is_nested:
             return None
+        self._steps += 1
         masked = [each for each in masked if each[0].has_absent]
-        self._remember([each for each in masked if not each[2]._masking and each[2].boost != 1], late)
-        masked = [each for each in masked if each[2]._masking]
+        self._remember([each for each in masked if not each[2].masking and each[2].boost != 1], late)
+        masked = [each for each in masked if each[2].masking]
         if not late:
             self._enter(optimizer, masked)
             return None
@@ -179,7 +178,6 @@ class ThinStep:
     @torch.no_grad()
     def end(self, optimizer: Optimizer) -> None:
         """Write kept entries back after a step, or move absent ones further."""
-        self.prepared = False
         while self._inside:
             self._inside.pop().leave(optimizer, completed=True)
         while self._moving:
@@ -192,16 +190,9 @@ class ThinStep:
 
     def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""
-        self.prepared = False
         self._moving.clear()
         while self._inside:
             self._inside.pop().leave(optimizer, completed=False)
-
-    def take_over(self, optimizer: Optimizer, leaves: list[ThinLeaf]) -> None:
-        """Let leaves that have been written back in the middle of the step live until its end."""
-        self._inside += leaves
-        for leaf in leaves:
-            leaf.show(optimizer)
 
     def hide(self, optimizer: Optimizer) -> None:
         """Show whole parameters to who saves the optimizer in the middle of a step."""
@@ -216,7 +207,6 @@ class ThinStep:
     @torch.no_grad()
     def _enter(self, optimizer: Optimizer, masked: Masked) -> None:
         """Put kept entries into the places of parameters that have a gradient."""
-        self.prepared = True
         places = {
             id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])
         }
@@ -225,7 +215,7 @@ class ThinStep:
                 self._inside.append(OffLeaf(p))
             elif p.grad is not None:
                 leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), ThinLeaf(p))
-                leaf.enter(optimizer, *places[id(p)], tensor)
+                leaf.enter(optimizer, *places[id(p)], tensor, self._steps)
                 self._inside.append(leaf)
 
     @torch.no_grad()

@@ -21,6 +21,7 @@ class ThinTensor(KeptUnits):
         cuts: For each dimension that counts units the group and the positions of each unit, (units, entries).
         scale: Factor of the kept entries in masked forwards.
         block: The group and the number of the block that it belongs to, if it does to one.
+        computed: Dimensions of `cuts` along which forwards read everything, and an optimizer sees what is kept.
     """
 
     def __init__(
@@ -29,8 +30,11 @@ class ThinTensor(KeptUnits):
         cuts: Mapping[int, tuple[UnitGroup, Tensor]],
         scale: float,
         block: tuple[UnitGroup, int] | None = None,
+        computed: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(scale)
+        self.computed = computed
+        self._shown = KeptUnits(scale, self.gradients) if computed else self  # what forwards read
         self.name, self.cuts, self.block = name, cuts, block
         self.off = False  # all of it is absent, with its block
         self.is_buffer = False  # in the model, whatever functional_call puts in its place
@@ -74,15 +78,21 @@ class ThinTensor(KeptUnits):
             cuts = self.cuts.items()
             along = {dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in cuts}
             self.keep(along, value)
+            if self.computed:
+                self._shown.keep({dim: kept for dim, kept in along.items() if dim not in self.computed}, value)
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
+        if self.computed:
+            if len(self.computed) == len(self.cuts):
+                return value
+            return self.widened(self._shown.gather(value), value)
         return self.widened(super().gather(value), value)
 
     def widened(self, small: Tensor, value: Tensor) -> Tensor:
         """Return kept entries along with absent ones, at zero, where what is around the layer comes or goes whole."""
         for dim, (group, _) in self.cuts.items():
-            if group.keeps_shape:
+            if group.keeps_shape and dim not in self.computed:
                 shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
                 small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
         return small
@@ -98,6 +108,7 @@ def tensors_of(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTe
     """Collect the slots of groups that lose units, for each parameter and buffer."""
     cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
     scales: dict[str, float] = {}
+    computed: dict[str, set[int]] = {}
     blocks = {name: (g, i) for g in groups for i, block in enumerate(g.blocks) for name in block.parameters}
     for group in groups:
         for slot in group.slots if group.kept < group.units else ():
@@ -106,7 +117,14 @@ def tensors_of(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, ThinTe
                     ValueError, WHERE, "groups", f"one for dimension {slot.dim} of {slot.name!r}", group.name
                 )
             cuts[slot.name][slot.dim] = group, slot.indices
+            if group.zeroed and slot.role != "consumer":
+                computed.setdefault(slot.name, set()).add(slot.dim)
             factor = group.units / group.kept if rescale and slot.role == "consumer" else 1.0
             scales[slot.name] = scales.get(slot.name, 1.0) * factor
     names = dict.fromkeys([*cuts, *blocks])
-    return {name: ThinTensor(name, cuts.get(name, {}), scales.get(name, 1.0), blocks.get(name)) for name in names}
+    return {
+        name: ThinTensor(
+            name, cuts.get(name, {}), scales.get(name, 1.0), blocks.get(name), frozenset(computed.get(name, ()))
+        )
+        for name in names
+    }

@@ -1,6 +1,11 @@
-"""Find the groups that can be left out of a model, alone and all at once, and the attributes that change with them."""
+"""Find the groups that can be left out of a model, alone and all at once, and the attributes that change with them.
+
+What cannot be left out, such as heads whose number is written into a shape, is zeroed: its units are computed, and the
+columns that read those that are absent are zero.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,9 +22,9 @@ class Admission(NamedTuple):
     """Outcome of trying groups.
 
     Args:
-        groups: Those that can be left out together.
+        groups: Those that can be left out together, or zeroed.
         overrides: The attributes that change with each of them, by the group's name.
-        reasons: Obstacles of the others, by name.
+        reasons: Obstacles of the others, by name; of groups that are zeroed, why they cannot be left out.
         trial: The trial that they went through.
     """
 
@@ -58,13 +63,24 @@ def _admit(
         tick(f"trying {group.name}")
         guess = {each.name: overrides.get(each.name, search.guess(each)) for each in groups if each.name not in reasons}
         if guess != tried and not _fault(trial, groups, guess):
-            return Admission([each for each in groups if each.name in guess], guess, reasons, trial)
+            return _outcome(trial, groups, guess, reasons)
         tried = guess
         overrides[group.name], reason = search.fewest(group, partial(trial.thin, [group]))
         if reason:
             reasons[group.name] = reason
-    admitted = _together(trial, [group for group in groups if group.name not in reasons], overrides, reasons)
-    return Admission(admitted, overrides, reasons, trial)
+    together = _together(trial, [group for group in groups if group.name not in reasons], overrides, reasons)
+    return _outcome(trial, groups, {group.name: overrides[group.name] for group in together}, reasons)
+
+
+def _outcome(
+    trial: Trial,
+    groups: Sequence[UnitGroup],
+    overrides: dict[str, list[AttributeOverride]],
+    reasons: dict[str, str],
+) -> Admission:
+    """Zero the groups that cannot be left out: noise in their absent units has been seen to have no effect."""
+    admitted = [group if group.name in overrides else replace(group, zeroed=True) for group in groups]
+    return Admission(admitted, {group.name: overrides.get(group.name, []) for group in groups}, reasons, trial)
 
 
 def _together(

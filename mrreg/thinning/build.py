@@ -1,6 +1,6 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from mrreg.masks.thin_model import check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
-from mrreg.thinning.channel_sets import Place
 from mrreg.thinning.counts import Shares, with_counts
 from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
@@ -43,7 +42,6 @@ def thin(
     rescale: bool = True,
     boost: float | None = None,
     plan: ThinReport | None = None,
-    resident: bool = False,
 ) -> tuple[Model, ThinReport]:
     """Make a model train a random sub-network on most steps: it regularizes as dropout does, and computes less.
 
@@ -77,11 +75,6 @@ def thin(
         boost: Factor of the absent units' update on the k-th step; None means k.
         plan: The report of an earlier call for the same model: nothing is searched or tried, and `p`, `include` and
             `exclude` are not read.
-        resident: Keep only the kept entries in the model and the optimizer from one joint step to the next, so that no
-            step gathers them: wide layers on small batches gain most. Reading or listing the model's parameters, or
-            saving the optimizer, makes them whole until the next cycle. Parameters and states taken earlier are out of
-            date in between, their gradients too: clip those in `optimizer.param_groups`, read anew at every step.
-            Without effect in compiled and data-parallel models.
 
     Returns:
         The model and a `ThinReport`: for each group its kind, its units, how many are kept, and why if none is dropped.
@@ -120,10 +113,7 @@ def thin(
             "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training goes on as before"
         )
         warn(f"{WHERE}: {problem}. Choose a k of at least 2.", NoEffectWarning, stacklevel=2)
-    install(
-        model, report.groups, report.overrides,
-        k=k, boost=boost, rescale=rescale, flops=report.flops, resident=resident,
-    )  # fmt: skip
+    install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale, flops=report.flops)
     return model, report
 
 
@@ -163,7 +153,6 @@ def search(
     example_inputs: Any,
     choose: Choose,
     chosen: Mapping[str, float],
-    near: Collection[Place] | None = None,
 ) -> ThinReport:
     """Find the groups, try those that are to lose units, and count what is saved.
 
@@ -173,14 +162,13 @@ def search(
         example_inputs: As in `thin`.
         choose: Returns the groups with the numbers of units that they keep.
         chosen: p of each module that ends a branch or is a block, by path.
-        near: Parameters and their dimensions, of which a group must have one; None for all groups.
     """
     read_inputs(example_inputs)  # complains before the copy is made
     progress = Progress(WHERE)
     twin = double_copy(model)
     try:
         with probing(twin):
-            groups, refusals = find(twin, read_inputs(example_inputs), progress, near)
+            groups, refusals = find(twin, read_inputs(example_inputs), progress)
             refusals += [refusal for group in groups if (refusal := _unfit(model, group))]
             groups = [group for group in groups if not _unfit(model, group)]
             blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
@@ -235,13 +223,15 @@ def _unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:
 
 
 def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequence[Refusal]) -> dict[str, ThinEntry]:
-    entries = {}
+    entries, admitted = {}, {group.name: group for group in admission.groups}
     for group in groups:
-        admitted = group in admission.groups
+        found = admitted.get(group.name)
         kept_all = "p is so small that all of them run" if group.blocks else "not asked for"
-        reason = "" if admitted else admission.reasons.get(group.name, kept_all)
-        kept = group.kept if admitted else group.units
-        entries[group.name] = ThinEntry(group.kind, group.units, kept, group.slots, admitted, reason, group.blocks)
+        reason = admission.reasons.get(group.name, "" if found else kept_all)
+        kept, zeroed = (found.kept, found.zeroed) if found else (group.units, False)
+        entries[group.name] = ThinEntry(
+            group.kind, group.units, kept, group.slots, found is not None, reason, group.blocks, zeroed
+        )
     for refusal in refusals:
         nowhere = torch.zeros(0, 0, dtype=torch.long)
         slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)

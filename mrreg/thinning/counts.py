@@ -44,7 +44,7 @@ def owners(group: UnitGroup) -> set[str]:
     """Paths of the modules that make the units; of those that read them, where no module is known that does."""
     if group.blocks:
         return {block.name for block in group.blocks}
-    role = "consumer" if group.keeps_shape else "producer"
+    role = "consumer" if group.kind in ("inputs", "outputs") else "producer"
     return {slot.name.rpartition(".")[0] for slot in group.slots if slot.role == role}
 
 

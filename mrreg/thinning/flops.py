@@ -27,7 +27,7 @@ def step_flops(twin: nn.Module, inputs: Inputs, thin: frozenset[int] = frozenset
     try:
         with buffers_kept(twin), FlopCounterMode(display=False) as counter, DoublePrecision(), watch:  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
-            watch.guard.check_output(output, ())
+            watch.guard.check_output(output)
             leaving = [tensor.sum() for tensor in outputs_in(output) if tensor.requires_grad]
             if leaving:
                 torch.stack(leaving).sum().backward()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Groups of units, found from which channels reach which, or the reason why some channels form none."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,7 @@ class Refusal:
 
 
 def find(
-    twin: nn.Module, inputs: Inputs, tick: Callable[[str], None], near: Collection[Place] | None = None
+    twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]
 ) -> tuple[list[UnitGroup], list[Refusal]]:
     """Run a double copy once and return its groups, in the order of their first producers, and what is none.
 
@@ -32,18 +32,15 @@ def find(
         twin: A float64 copy with random weights.
         inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
         tick: Is told what is looked at.
-        near: Parameters and their dimensions, of which a group must have one; None for all groups.
     """
     tick("following a forward")
     randomize(twin)
     recording = record(twin, inputs)
-    finder = _Finder(recording, tick, near)
+    finder = Finder(recording, tick)
     groups: list[UnitGroup] = []
     refusals: list[Refusal] = []
     names: set[str] = set()
     for family in finder.families():
-        if near is not None and not any(place in near for unit in family for place in unit):
-            continue
         found = finder.read(family)
         tick(f"looking at {found.name}")
         if found.name in names:
@@ -59,17 +56,18 @@ def find(
     return groups, refusals
 
 
-class _Finder:
+class Finder:
     """Connects the channels of a recording and reads groups from what is connected.
 
     Args:
         recording: A forward of a double copy.
         tick: Is told what is looked at.
-        near: Where input channels are connected with what makes them; None for everywhere.
     """
 
     def __init__(
-        self, recording: Recording, tick: Callable[[str], None], near: Collection[Place] | None = None
+        self,
+        recording: Recording,
+        tick: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
@@ -79,7 +77,7 @@ class _Finder:
         for number, op in enumerate(recording.ops):
             self._add(number, op)
         for op in recording.ops:
-            if op.columns is not None and (near is None or _place(op.columns) in near):
+            if op.columns is not None:
                 tick(f"looking at {op.columns.name}")
                 self._connect(op, op.columns)
         self.read_by_output = self._reached_by_output()

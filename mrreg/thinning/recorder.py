@@ -74,7 +74,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
         add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
-    mode.guard.check_output((output, [op.taken for op in mode.ops]), ())
+    mode.guard.check_output((output, [op.taken for op in mode.ops]))
     leaving = [tensor for tensor in outputs_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
 

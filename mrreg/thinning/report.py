@@ -26,8 +26,10 @@ class ThinEntry:
         kept: Number of units present on a masked step; all of them where none is dropped.
         slots: The places in parameters and buffers where entries of the units lie.
         admitted: True if units are dropped.
-        reason: Obstacle, if none is dropped.
+        reason: Obstacle, if none is dropped; of units that are zeroed, the obstacle to leaving them out.
         blocks: The units, if they are blocks.
+        zeroed: True if absent units are computed, and the columns that read them are zero: that regularizes as leaving
+            them out does, and saves nothing.
     """
 
     kind: str
@@ -37,6 +39,7 @@ class ThinEntry:
     admitted: bool
     reason: str
     blocks: tuple[Block, ...] = ()
+    zeroed: bool = False
 
 
 class ThinReport(Mapping[str, ThinEntry]):
@@ -99,7 +102,7 @@ class ThinReport(Mapping[str, ThinEntry]):
     @property
     def groups(self) -> list[UnitGroup]:
         """Groups that lose units."""
-        return [UnitGroup(n, e.kind, e.units, e.kept, e.slots, e.blocks) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
+        return [UnitGroup(n, e.kind, e.units, e.kept, e.slots, e.blocks, e.zeroed) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
 
     def with_k(self, k: int) -> "ThinReport":
         """The same outcome for another number of steps per cycle."""
@@ -157,7 +160,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         for name, entry in self.items():
             told = ", ".join(f"{s.name}[{s.dim}]" for s in entry.slots if s.role != "member")
             told = told or ", ".join(block.name for block in entry.blocks)
-            told = told if entry.admitted else entry.reason
+            told = f"zeroed, for if they are left out: {entry.reason}" if entry.zeroed else entry.reason or told
             units, kept = (entry.units, entry.kept) if entry.kind != "none" else ("", "")
             lines.append(f"{name:{width}}  {entry.kind:8}  {units:>6}  {kept:>6}  {told}")
         return "\n".join([*lines, self.summary()])

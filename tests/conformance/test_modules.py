@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import slow_entries
+from helpers.masks import of, slow_entries
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.testing._internal.common_modules import module_db
@@ -97,7 +97,7 @@ def zeroed(plain: nn.Module, mask: mrreg.MultirateMask) -> nn.Module:
     """The plain module with the slow entries at zero."""
     twin = copy.deepcopy(plain)
     with torch.no_grad():
-        for target, (_, slow) in zip(mask.targets, slow_entries(mask), strict=True):
+        for target, (_, slow) in zip(of(mask).targets, slow_entries(mask), strict=True):
             twin.get_parameter(target.name)[slow] = 0
     return twin
 
@@ -129,7 +129,7 @@ def test_state_dict_copies_and_pickles(name: str) -> None:
         run(mask, given)
         for twin in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
             close(run(twin.eval(), given), run(plain.eval(), given))
-        assert str(mask.module) == str(plain.train())
+        assert str(mrreg.unwrap(copy.deepcopy(mask))) == str(plain.train())
         assert all(p.is_meta for p in mask.to("meta").parameters())
 
 

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
+from helpers.masks import bits
+
 import mrreg
 from distributed.cases import (
     ENGINES,
@@ -202,7 +204,7 @@ def fsdp_mixed_precision(rank: int) -> None:
     mrreg.attach(optimizer, net)
     mrreg.attach(other, alone)
     for t in range(STEPS):
-        slow = [alone[i]._bits["weight"] == 0 for i in (2, 4)]
+        slow = [bits(alone[i])["weight"] == 0 for i in (2, 4)]
         before = [full(net[i].weight) for i in (2, 4)]
         for each, by in ((net, optimizer), (alone, other)):
             by.zero_grad()

@@ -35,12 +35,12 @@ def fsdp_refused_inside_masks(rank: int) -> None:
         mrreg.MultirateMask(shard(nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="without fully_shard inside, got '1'"):
         mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 3), shard(nn.Linear(3, 2))))
-    net: Any = masked_net()
-    fully_shard(net[2].module)
+    net: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 2)))
+    fully_shard(net[0])
     optimizer = PLAIN[0](net)
-    with pytest.raises(RuntimeError, match=r"attach: fully_shard was applied to '2.module', inside a mask. Apply"):
+    with pytest.raises(RuntimeError, match=r"attach: fully_shard was applied to '0', inside a mask. Apply"):
         mrreg.attach(optimizer, net)
-    assert isinstance(net[2].module, FSDPModule)
+    assert isinstance(net[0], FSDPModule)
 
 
 @check
@@ -53,12 +53,12 @@ def fsdp_after_the_optimizer_refused(rank: int) -> None:
     with pytest.raises(RuntimeError, match=r"attach: fully_shard came after the optimizer"):
         optimizer.step()
     handle.remove()
-    inner: Any = masked_net()
+    inner: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 2)))
     optimizer = PLAIN[0](inner)
     handle = mrreg.attach(optimizer, inner)
-    fully_shard(inner[2].module)
+    fully_shard(inner[0])
     with pytest.raises(RuntimeError, match=r"MultirateMask: the parameters are still sharded in the forward"):
-        inner(batch(0))
+        inner(torch.ones(1, 3))
 
 
 @check

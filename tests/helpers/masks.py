@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mrreg
+from mrreg.masks.drawn_tensor import DrawnTensor
+from mrreg.masks.layer_mask import LayerMask
 from mrreg.masks.masked_tensor import as_bits
+from mrreg.masks.thin_mask import LAYER_NAME, thin_mask
 
 
 def mlp(p: float = 0.5, k: int = 3, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Sequential:
@@ -56,15 +59,39 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range | int) -> list[fl
     ]
 
 
+def of(module: Any) -> LayerMask:
+    """The mask of a module."""
+    mask = thin_mask(module, LAYER_NAME)
+    assert isinstance(mask, LayerMask)
+    return mask
+
+
+def bits(module: nn.Module) -> dict[str, Tensor]:
+    """Minus one where the entries of each masked parameter are present, and zero where absent."""
+    mask, found = of(module), {}
+    for name, p in mask.masked_parameters() if mask.drawn else ():
+        tensor = mask.tensors.get(name)
+        if tensor is None:
+            found[name] = -torch.ones(p.shape, dtype=torch.int32)
+        elif isinstance(tensor, DrawnTensor):
+            found[name] = tensor.bits(p)
+        else:
+            ((dim, kept),) = tensor._kept.items()
+            shape = [-1 if each == dim else 1 for each in range(p.dim())]
+            along = torch.zeros(p.shape[dim], dtype=torch.int32).index_fill_(0, kept.cpu(), -1)
+            found[name] = along.view(shape).to(p.device)
+    return found
+
+
 def masks(model: nn.Module) -> list[mrreg.MultirateMask]:
     return [m for m in model.modules() if isinstance(m, mrreg.MultirateMask)]
 
 
 def slow_entries(mask: mrreg.MultirateMask) -> Iterator[tuple[Tensor, Tensor]]:
     """Each masked parameter with the truth values of its slow entries."""
-    for target in mask.targets:
-        p = mask.module.get_parameter(target.name)
-        yield p, (mask._bits[target.name] == 0).expand_as(p)
+    for target in of(mask).targets:
+        p = mask.get_parameter(target.name)
+        yield p, (bits(mask)[target.name] == 0).expand_as(p)
 
 
 def held_bits(model: nn.Module, optimizer: Optimizer) -> list[tuple[Callable[[], Tensor], Tensor]]:

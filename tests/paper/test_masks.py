@@ -8,6 +8,8 @@ import torch
 from paper.oracles_masks import Array, Bits, MaskedAdamW, MaskedSGD, Rule, masked_training
 from torch import Tensor, nn
 
+from helpers.masks import bits
+
 import mrreg
 
 pytestmark = pytest.mark.paper
@@ -45,8 +47,8 @@ def _slow(model: nn.Sequential) -> dict[int, Bits]:
     for i in (0, 2):
         mask = model[i]
         assert isinstance(mask, mrreg.MultirateMask)
-        weight = mask.module.get_parameter("weight")
-        found[i] = (mask._bits["weight"] == 0).expand_as(weight).numpy().copy()
+        weight = mask.get_parameter("weight")
+        found[i] = (bits(mask)["weight"] == 0).expand_as(weight).numpy().copy()
     return found
 
 

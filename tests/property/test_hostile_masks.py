@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import held_bits, slow_entries
+from helpers.masks import bits, held_bits, of, slow_entries
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -87,12 +87,12 @@ def test_masked_and_joint_steps(
     for t, event in enumerate(events):
         clock = optimizer.param_groups[0]["mask_clock"]
         masking = p > 0 and clock % k < k - 1
-        assert mask._masking == masking
+        assert of(mask).masking == masking
         optimizer.zero_grad()
         x = batch(shape, t, dtype)
         x.view(-1)[0] = float("nan") if event == "nan input" else 0.5
         mask(x).square().mean().backward()
-        slow = dict(slow_entries(mask)) if mask._bits else {}
+        slow = dict(slow_entries(mask)) if bits(mask) else {}
         for weight, entries in slow.items() if masking else ():
             assert weight.grad is not None
             assert not as_bits(weight.grad)[entries].any()
@@ -158,17 +158,17 @@ def test_the_forward_is_that_of_the_zeroed_module(
         optimizer.zero_grad()
         mask(batch(shape, t, dtype)).sum().backward()
         optimizer.step()
-    plain = copy.deepcopy(mask.module)
+    plain = mrreg.unwrap(copy.deepcopy(mask))
     x = batch(shape, 9, dtype)
     torch.testing.assert_close(mask.eval()(x), plain(x), rtol=0, atol=0)
     mask.train()
-    if not mask._masking:
+    if not of(mask).masking:
         return
     with torch.no_grad():
-        for target, (weight, slow) in zip(mask.targets, slow_entries(mask), strict=True):
+        for target, (weight, slow) in zip(of(mask).targets, slow_entries(mask), strict=True):
             twin = plain.get_parameter(target.name)
             weight[slow] = float("nan")
-            twin.mul_(mask._scale(target))[slow] = 0
+            twin.mul_(of(mask).tensors[target.name].scale)[slow] = 0
     tolerance = 0.1 if dtype is torch.bfloat16 else 1e-5
     torch.testing.assert_close(mask(x), plain(x), rtol=tolerance, atol=tolerance)
 
@@ -182,7 +182,7 @@ def test_a_cast_in_mid_cycle(to: torch.dtype, when: int) -> None:
     for t in range(7):
         if t == when:
             mask.to(to)
-        held = held_bits(mask, optimizer) if mask._masking else []
+        held = held_bits(mask, optimizer) if of(mask).masking else []
         optimizer.zero_grad()
         mask(batch((4, 5), t, mask.weight.dtype)).sum().backward()
         optimizer.step()

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import torch
-from helpers.masks import held_bits, masks, same_bits, slow_entries, train_step
+from helpers.masks import held_bits, masks, of, same_bits, slow_entries, train_step
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -39,7 +39,7 @@ def test_phases_held_entries_and_joint_steps(
     (mask,) = masks(model)
     for t in range(2 * k + 1):
         masked = p > 0 and t % k < k - 1
-        assert mask._masking == masked
+        assert of(mask).masking == masked
         held = held_bits(model, optimizer) if masked else []
         train_step(model, optimizer, torch.randn(5, 4))
         assert all(torch.equal(read(), bits) for read, bits in held)

@@ -85,7 +85,7 @@ def network(method: Method, width: int) -> nn.Sequential:
         nn.Linear(PIXELS, width), nn.ReLU(), *drop, nn.Linear(width, width), nn.ReLU(), *drop, nn.Linear(width, CLASSES)
     )
     return (
-        mrreg.thin(model, k=method.k, plan=plan(method.p, width), resident=True)[0] if method.kind == "thin" else model
+        mrreg.thin(model, k=method.k, plan=plan(method.p, width))[0] if method.kind == "thin" else model
     )
 
 

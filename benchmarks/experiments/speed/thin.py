@@ -183,7 +183,7 @@ def trainer(case: Case, way: str, inputs: Tensor) -> Call:
     torch.manual_seed(0)
     model: nn.Module = NETWORKS[case.network].build(case.p if way == "dropout" else 0.0).to(inputs.device)
     if way in WAYS:
-        model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2], resident=way == "resident")
+        model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2])
     backend = "inductor" if case.compiled else None
     return training(model, case.optimizer, inputs, case.k * case.cycles, driven=way in WAYS, backend=backend)
 

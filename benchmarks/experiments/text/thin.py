@@ -102,7 +102,7 @@ def network(config: Config, method: Method, classes: int, seed: int) -> nn.Modul
     net = text_model.encoder(config.encoder, classes, seed)
     if method.kind == "thin":
         groups = plan(config.encoder, method.p, classes)
-        return mrreg.thin(net, k=method.k, plan=groups, resident=True)[0]
+        return mrreg.thin(net, k=method.k, plan=groups)[0]
     for module in net.modules():
         if isinstance(module, nn.Dropout):
             module.p = method.p

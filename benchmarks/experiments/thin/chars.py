@@ -154,7 +154,7 @@ def network(config: Config, method: Method, characters: int) -> nn.Module:
     if method.kind != "thin":
         return model
     found, rescale = plan(sizes, method.p, method.heads), method.rescale
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found, rescale=rescale, resident=True)[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found, rescale=rescale)[0]
 
 
 @cache

@@ -126,7 +126,7 @@ def network(config: Config, method: Method, which: Network) -> nn.Module:
     if method.kind != "thin":
         return model
     groups = plan(which, sizes, method.p, method.hidden)
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=groups, resident=True)[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=groups)[0]
 
 
 @cache

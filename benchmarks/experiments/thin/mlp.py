@@ -69,7 +69,7 @@ def network(method: Method, sizes: tuple[int, int, int]) -> nn.Sequential:
     if method.kind != "thin":
         return model
     found = plan(method.p, sizes, method.beside)
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found, resident=True)[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found)[0]
 
 
 @cache

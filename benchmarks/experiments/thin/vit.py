@@ -99,7 +99,7 @@ def network(config: Config, method: Method) -> nn.Module:
     model = VisionTransformer(*sizes, dropout, depth)
     if method.kind != "thin":
         return model
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads), resident=True)[0]
+    return mrreg.thin(model, k=method.k, boost=method.boost, plan=plan(sizes, method.p, method.heads))[0]
 
 
 @cache

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.masks import of, bits
+
 import mrreg
 
 Build = Callable[[], tuple[nn.Module, Any]]  # a model and its example inputs
@@ -204,8 +206,8 @@ def test_every_masked_tensor_acts(build: Build) -> None:
     mrreg.attach(optimizer, model)
     before = call(model, inputs)
     for path, mask in masks(model):
-        for target in mask.targets:
-            p, kept = mask.module.get_parameter(target.name), mask._bits[target.name].bool()
+        for target in of(mask).targets:
+            p, kept = mask.get_parameter(target.name), bits(mask)[target.name].bool()
             true = p.detach().clone()
             for entries, same in [(~kept, True), (kept, False)]:
                 with torch.no_grad():
@@ -228,10 +230,10 @@ def test_a_cycle_trains(build: Build) -> None:
         torch.autograd.backward(call(model, inputs).pow(2).mean())
         optimizer.step()
     for path, mask in masks(model):
-        for target in mask.targets:
+        for target in of(mask).targets:
             name = f"{path}.{target.name}".lstrip(".")
             assert not torch.equal(model.state_dict()[name], start[name]), name
-            assert mask.module.get_parameter(target.name).isfinite().all()
+            assert mask.get_parameter(target.name).isfinite().all()
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import batch, loss_of, masks, mlp, same_bits, train
+from helpers.masks import batch, bits, loss_of, masks, mlp, of, same_bits, train
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -42,7 +42,7 @@ def test_inductor_holds_slow_entries_too(dtype: torch.dtype) -> None:
     mask = mrreg.MultirateMask(linear, p=0.5, k=9)
     optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
     mrreg.attach(optimizer, mask)
-    weight, slow = linear.weight, mask._bits["weight"] == 0
+    weight, slow = linear.weight, bits(mask)["weight"] == 0
     weight.data[slow] = float("nan")
     x = torch.randn(8, 40, dtype=dtype)
     compiled: Any = torch.compile(mask)
@@ -65,7 +65,7 @@ def test_a_compiled_model_can_be_attached_and_evaluated() -> None:
     with torch.no_grad():
         dense = compiled(batch(0))
     for mask in masks(model):
-        mask._detach()
+        of(mask).detach()
     assert torch.equal(model(batch(0)), dense)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import batch, held_bits, loss_of, masks, mlp, plain_mlp, same_bits, slow_entries, train, train_step
+from helpers.masks import batch, bits, held_bits, loss_of, masks, mlp, of, plain_mlp, same_bits, slow_entries, train, train_step
 from torch import nn
 from torch.optim import Optimizer
 
@@ -51,7 +51,7 @@ def test_held_entries_and_their_state_do_not_change(name: str, structure: str) -
     for t in range(9):
         before = [p.detach().clone() for p in model.parameters()]
         held = held_bits(model, optimizer)
-        masked = masks(model)[0]._masking
+        masked = of(masks(model)[0]).masking
         train_step(model, optimizer, batch(t))
         assert masked == (t % 3 < 2)
         if masked:
@@ -361,7 +361,7 @@ def test_several_optimizers_have_their_own_clocks() -> None:
             second.step()
         model.zero_grad()
     assert [o.param_groups[0]["mask_clock"] for o in (first, second)] == [4, 2]
-    assert [mask._masking for mask in masks(model)] == [True, False]
+    assert [of(mask).masking for mask in masks(model)] == [True, False]
 
 
 def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
@@ -370,14 +370,14 @@ def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
     seen: dict[str, list[torch.Tensor]] = {"before": [], "after": []}
 
     def look(when: str) -> Callable[..., None]:
-        return lambda *_: seen[when].append(masks(model)[0].module.get_parameter("weight").detach().clone())
+        return lambda *_: seen[when].append(masks(model)[0].get_parameter("weight").detach().clone())
 
     optimizer.register_step_post_hook(look("before"))
     mrreg.attach(optimizer, model)
     optimizer.register_step_post_hook(look("after"))
     for t in range(6):
         train_step(model, optimizer, batch(t))
-        weight = masks(model)[0].module.get_parameter("weight")
+        weight = masks(model)[0].get_parameter("weight")
         assert torch.equal(as_bits(seen["before"][-1]), as_bits(weight.detach()))
         assert torch.equal(as_bits(seen["after"][-1]), as_bits(weight.detach()))
 
@@ -452,10 +452,10 @@ def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
         if t == 5:
             for mask in masks(model):
                 setattr(mask, name, value)
-        held = held_bits(model, optimizer) if masks(model)[0]._masking else []
+        held = held_bits(model, optimizer) if of(masks(model)[0]).masking else []
         train_step(model, optimizer, batch(t))
         assert all(torch.equal(read(), bits) for read, bits in held)
-    assert masks(model)[0]._masking == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
+    assert of(masks(model)[0]).masking == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
 
 
 @pytest.mark.parametrize("structure", ["weight", "output"])
@@ -469,7 +469,7 @@ def test_a_new_p_rescales_from_its_own_masks_on(structure: str) -> None:
     assert torch.equal(model(batch(0)), before)
     train(model, optimizer, 1)
     mask = masks(model)[0]
-    weight = mask.weight * (mask._bits["weight"] != 0) * 4
+    weight = mask.weight * (bits(mask)["weight"] != 0) * 4
     assert torch.allclose(mask(batch(1)), nn.functional.linear(batch(1), weight, mask.bias), atol=1e-6)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import masks as mask_cases
+from helpers.masks import of
 from helpers.optimizers import Make, adamw, loss, network, same, sgd, train
 from torch import nn
 
@@ -270,7 +271,7 @@ def test_attach_refuses_what_loading_would_and_starts_nothing() -> None:
     second.param_groups[0] |= {"mask_clock": -1, "mask_k": 3, "mask_seed": 0}
     with pytest.raises(ValueError, match="attach: mask_clock must be a whole number, at least 0, got -1"):
         mrreg.attach([first, second], model)
-    assert not any(mask._attached for mask in mask_cases.masks(model))
+    assert not any(of(mask).attached for mask in mask_cases.masks(model))
     del second.param_groups[0]["mask_clock"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)

@@ -20,7 +20,7 @@ ADMITTED: dict[str, dict[str, int]] = {
     "efficientnet_timm": {"channels": 13},
     "vit": {"heads": 2, "hidden": 2},
     "vit_timm": {"heads": 2, "hidden": 2},
-    "swin": {"hidden": 4},
+    "swin": {"heads": 4, "hidden": 4},
     "swin_timm": {"heads": 4, "hidden": 4},
     "convnext": {"hidden": 2},
     "encoder": {"heads": 2, "hidden": 2},
@@ -32,20 +32,23 @@ ADMITTED: dict[str, dict[str, int]] = {
     "llama": {"heads": 2, "hidden": 2},
     "qwen": {"heads": 2, "hidden": 2},
     "vit_hf": {"heads": 2, "hidden": 2},
-    "t5": {"heads": 2, "hidden": 4},
-    "phi3": {"hidden": 2},
+    "t5": {"heads": 4, "hidden": 4},
+    "phi3": {"heads": 2, "hidden": 2},
 }
 NORMALIZED = "what follows mixes all of them"
 OUTPUT = "they reach the model's output"
 TIED = "has two roles"
 REFUSED: dict[str, dict[str, str]] = {
     "mlp": {"4": OUTPUT},
-    "swin": {f"features.{i}.attn.qkv": "RuntimeError: shape" for i in ("1.0", "1.1", "3.0", "3.1")},
-    "phi3": {f"model.layers.{i}.self_attn.qkv_proj": "RuntimeError: mat1 and mat2" for i in (0, 1)},
-    "t5": {"decoder.block.0.layer.1.EncDecAttention.q": "RuntimeError: The size of tensor", "shared": TIED},
+    "t5": {"shared": TIED},
     "gpt2": {"transformer.wte": TIED, "transformer.wte.weight[0]": OUTPUT},
     "llama": {"model.embed_tokens": NORMALIZED, "lm_head": OUTPUT},
     "vit": {"conv_proj": NORMALIZED},
+}
+ZEROED: dict[str, dict[str, str]] = {
+    "swin": {f"features.{i}.attn.qkv": "RuntimeError: shape" for i in ("1.0", "1.1", "3.0", "3.1")},
+    "phi3": {f"model.layers.{i}.self_attn.qkv_proj": "RuntimeError: mat1 and mat2" for i in (0, 1)},
+    "t5": {f"decoder.block.{i}.layer.1.EncDecAttention.q": "RuntimeError: The size of tensor" for i in (0, 1)},
 }
 OVERRIDDEN = {
     "resnext": {"groups"},
@@ -69,7 +72,8 @@ def report_of(name: str) -> ThinReport:
 def test_every_inner_group_is_found_and_admitted(name: str) -> None:
     report = report_of(name)
     assert Counter(entry.kind for entry in report.values() if entry.admitted) == ADMITTED[name]
-    assert all(0 < entry.kept < entry.units and not entry.reason for entry in report.values() if entry.admitted)
+    assert all(0 < entry.kept < entry.units and (entry.zeroed or not entry.reason) for entry in report.values() if entry.admitted)
+    assert {path for path, entry in report.items() if entry.zeroed} == set(ZEROED.get(name, ()))
     assert all(entry.kept == entry.units and entry.reason for entry in report.values() if not entry.admitted)
     assert {each.attribute for each in report.overrides} == OVERRIDDEN.get(name, set())
     assert report.masked_share < 0.9
@@ -81,6 +85,14 @@ def test_what_cannot_be_dropped_has_a_reason(name: str) -> None:
     for group, reason in REFUSED[name].items():
         assert reason in report[group].reason
         assert not report[group].admitted
+
+
+@pytest.mark.parametrize("name", ZEROED)
+def test_what_is_zeroed_has_the_reason_why_it_is_not_left_out(name: str) -> None:
+    report = report_of(name)
+    for group, reason in ZEROED[name].items():
+        assert report[group].reason.startswith(reason)
+        assert f"zeroed, for if they are left out: {reason}" in str(report)
 
 
 def test_heads_of_all_layers_that_share_a_position_bias_are_one_group() -> None:

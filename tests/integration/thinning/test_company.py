@@ -61,7 +61,7 @@ def test_an_average_is_that_of_whole_weights_and_is_undriven() -> None:
         expected.update_parameters(oracle.model)
         same(ours, expected)
         torch.testing.assert_close(ours.eval()(batch(9)), expected.eval()(batch(9)), **TOLERANCE)
-        assert not mask_of(ours.module)._attached
+        assert not mask_of(ours.module).attached
     update_bn([batch(t) for t in range(3)], ours.train())
     update_bn([batch(t) for t in range(3)], expected.train())
     same(ours, expected)
@@ -156,7 +156,7 @@ def test_thin_layers_in_a_slow_part_are_refused() -> None:
     optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="stem")
     with pytest.raises(ValueError, match="must be in a part of period 1"):
         mrreg.attach(optimizer, model)
-    assert not mask_of(model.body)._attached
+    assert not mask_of(model.body).attached
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
     options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     words = model.generate(ids, **options)
     assert words.shape[1] == ids.shape[1] + 4
-    assert mask_of(model)._masking
+    assert mask_of(model).masking
     if not training:
         assert torch.equal(words, plain.eval().generate(ids, **options))
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)

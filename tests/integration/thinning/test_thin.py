@@ -272,7 +272,7 @@ def test_layers_with_a_mask_of_their_own_are_left_to_it() -> None:
     model = nn.Sequential(*layers)
     _, report = mrreg.thin(model, example_inputs=X)
     assert [group.name for group in report.groups] == ["2", "4"]
-    assert report["0.module"].reason == "'0' has a MultirateMask of its own"
+    assert report["0"].reason == "'0' has a MultirateMask of its own"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)
     for _ in range(6):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.masks import of
 from helpers.notes import note_of
 from helpers.thin import mask_of
 from torch import Tensor, nn
@@ -199,7 +200,7 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
     ),
     "masked": (
         net(lambda m, x: m.two(m.drop(x)), two=mrreg.MultirateMask(linear())),
-        "'two.module', which is masked already",
+        "'two', which is masked already",
     ),
 }
 
@@ -301,10 +302,10 @@ def test_recurrent_dropout_becomes_masks_of_later_layers() -> None:
     model, _ = mrreg.swap_dropout(nn.Sequential(nn.Dropout(0.5), rnn))
     mask = model.get_submodule("1")
     assert isinstance(mask, mrreg.MultirateMask)
-    assert mask.module is rnn
+    assert mask is rnn
     assert rnn.dropout == 0
     names = {f"weight_ih_l{layer}{end}" for layer in range(3) for end in ("", "_reverse")}
-    assert {target.name for target in mask.targets} == names
+    assert {target.name for target in of(mask).targets} == names
 
 
 def test_one_layer_drops_nothing() -> None:

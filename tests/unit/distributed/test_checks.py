@@ -182,9 +182,9 @@ def test_fully_shard_inside_a_mask_is_refused() -> None:
         ValueError, match=r"without fully_shard inside, got 'FSDPLinear'. Apply fully_shard to the Multi"
     ):
         mrreg.MultirateMask(inside)
-    model: Any = nn.Sequential(mrreg.MultirateMask(nn.Linear(3, 2)))
-    fully_shard(model[0].module, mesh=mesh)
-    with pytest.raises(RuntimeError, match=r"attach: fully_shard was applied to '0.module', inside a mask"):
+    model: Any = nn.Sequential(mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 2))))
+    fully_shard(model[0][0], mesh=mesh)
+    with pytest.raises(RuntimeError, match=r"attach: fully_shard was applied to '0.0', inside a mask"):
         mrreg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
@@ -197,9 +197,9 @@ def test_fully_shard_after_the_optimizer_is_refused() -> None:
     torch.autograd.backward(model(torch.ones(1, 3)).sum())
     with pytest.raises(RuntimeError, match="attach: fully_shard came after the optimizer"):
         optimizer.step()
-    fresh: Any = mrreg.MultirateMask(nn.Linear(3, 2))
+    fresh: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 2)))
     optimizer = torch.optim.SGD(fresh.parameters(), lr=0.1)
     mrreg.attach(optimizer, fresh)
-    fully_shard(fresh.module, mesh=init_device_mesh("cpu", (1,)))
+    fully_shard(fresh[0], mesh=init_device_mesh("cpu", (1,)))
     with pytest.raises(RuntimeError, match="MultirateMask: the parameters are still sharded in the forward"):
         fresh(torch.ones(1, 3))

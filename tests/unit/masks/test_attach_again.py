@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import batch, held_bits, masks, mlp, same_bits, train, train_step
+from helpers.masks import batch, bits, held_bits, masks, mlp, of, same_bits, train, train_step
 from torch import nn
 
 import mrreg
@@ -51,7 +51,7 @@ def test_another_optimizer_takes_the_masks_over(alive: bool) -> None:
     if kept is not None:
         assert "mask_clock" not in kept.param_groups[0]
     old.remove()  # inert
-    assert all(mask._attached for mask in masks(model))
+    assert all(of(mask).attached for mask in masks(model))
     assert train(model, second, range(4, 12)) == train(reference, other, range(4, 12))
     assert same_bits(model, reference)
     assert second.param_groups[0]["mask_clock"] == 8
@@ -88,7 +88,7 @@ def test_a_part_of_the_masks_is_taken_over() -> None:
     assert first.param_groups[0]["mask_clock"] == second.param_groups[0]["mask_clock"] == 0
     model(batch(0)).sum().backward()
     second.step()
-    assert [mask._attached for mask in masks(model)] == [True, True]
+    assert [of(mask).attached for mask in masks(model)] == [True, True]
     assert (first.param_groups[0]["mask_clock"], second.param_groups[0]["mask_clock"]) == (0, 1)
 
 
@@ -97,7 +97,7 @@ def _failing_hooks(model: nn.Module, optimizer: Any) -> None:
 
 
 def _failing_draw(model: nn.Module, optimizer: Any) -> None:
-    mask: Any = masks(model)[1]
+    mask: Any = of(masks(model)[1])
     draw = mask._draw
     mask._draw = lambda seed, *where: 1 / 0 if seed == 2 else draw(seed, *where)
 
@@ -122,7 +122,7 @@ def test_a_failed_attach_changes_nothing(spoil: Any, taken: bool) -> None:
     with pytest.raises((TypeError, ZeroDivisionError)):
         mrreg.attach(failing, model)
     assert (_options(failing), _hooks(failing)) == before
-    assert all(mask._attached == taken for mask in masks(model))
+    assert all(of(mask).attached == taken for mask in masks(model))
     if taken:
         assert train(model, first, range(1, 7)) == train(reference, other, range(1, 7))
 
@@ -132,7 +132,7 @@ def test_several_models_of_one_optimizer() -> None:
     optimizer = torch.optim.Adam([*one.parameters(), *two.parameters()])
     handle = mrreg.attach(optimizer, [one, two])
     first, second = masks(one)[0], masks(two)[0]
-    assert not torch.equal(first._bits["weight"], second._bits["weight"])
+    assert not torch.equal(bits(first)["weight"], bits(second)["weight"])
     for t in range(4):
         held = [*held_bits(one, optimizer), *held_bits(two, optimizer)]
         (one(batch(t)) + two(batch(t))).square().sum().backward()
@@ -140,7 +140,7 @@ def test_several_models_of_one_optimizer() -> None:
         optimizer.zero_grad()
         assert t % 2 == 1 or all(torch.equal(read(), bits) for read, bits in held)
     handle.remove()
-    assert not any(mask._attached for mask in [*masks(one), *masks(two)])
+    assert not any(of(mask).attached for mask in [*masks(one), *masks(two)])
     with pytest.raises(TypeError, match=r"model must be an nn\.Module, or a list of them, got 3"):
         mrreg.attach(optimizer, [one, 3])  # type: ignore[list-item]
 

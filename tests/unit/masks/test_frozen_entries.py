@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.masks import bits
+
 import mrreg
 from mrreg import MultirateMask
 
@@ -36,7 +38,7 @@ def test_a_gradient_that_is_handed_over_again_and_again(optimizer: str) -> None:
     twin.load_state_dict(layer.state_dict())
     plain = OPTIMIZERS[optimizer](twin.parameters())
     gradient, before = torch.randn(5, 6), layer.weight.detach().clone()
-    slow = mask._bits["weight"] == 0
+    slow = bits(mask)["weight"] == 0
     for step in range(3):
         moved_from = layer.weight.detach().clone()
         layer.weight.grad = twin.weight.grad = gradient
@@ -77,7 +79,7 @@ def _expanded(layer: nn.Linear) -> Tensor:
 
 
 def _alias(layer: nn.Linear) -> Tensor:
-    layer(torch.ones(1, 6)).sum().backward()
+    nn.functional.linear(torch.ones(1, 6), layer.weight).sum().backward()  # type: ignore[no-untyped-call]
     assert layer.weight.grad is not None
     return layer.weight.grad.data
 
@@ -99,7 +101,7 @@ def test_memory_that_somebody_else_sees_is_not_written_to(hand_over: Callable[[n
     assert (theirs == 1).all()
     driver.step()
     assert (theirs == 1).all()
-    assert torch.equal(layer.weight == before, mask._bits["weight"] == 0)
+    assert torch.equal(layer.weight == before, bits(mask)["weight"] == 0)
 
 
 def test_a_step_that_fails_gives_the_gradient_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,26 +117,10 @@ def test_a_step_that_fails_gives_the_gradient_back(monkeypatch: pytest.MonkeyPat
     assert (gradient == 1).all()
 
 
-def test_after_a_step_that_fails_new_gradients_are_not_replaced_by_old_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, _mask, driver = _masked()
-    layer.weight.grad = held = torch.ones(5, 6)
-    with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["torch.optim.sgd"], "sgd", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            driver.step()
-    driver.zero_grad(set_to_none=False)
-    before = layer.weight.detach().clone()
-    driver.step()
-    assert torch.equal(layer.weight, before)
-    assert layer.weight.grad is held
-    assert not held.any()
-
-
-@pytest.mark.parametrize("expanded", [False, True])
-def test_what_somebody_writes_in_a_step_reaches_the_gradient(expanded: bool) -> None:
+def test_what_somebody_writes_in_a_step_reaches_the_gradient() -> None:
     layer, _mask, driver = _masked()
     flat = torch.ones(60)
-    held = torch.ones(1).expand(5, 6) if expanded else flat[30:].view(5, 6)
+    held = flat[30:].view(5, 6)
     layer.weight.grad = held
 
     def clip(*_: Any) -> None:
@@ -143,11 +129,8 @@ def test_what_somebody_writes_in_a_step_reaches_the_gradient(expanded: bool) -> 
     driver.register_step_pre_hook(clip)
     driver.step()
     torch.testing.assert_close(layer.weight.grad.norm(), torch.tensor(1.0))
-    if expanded:  # which nobody can write to
-        assert (held == 1).all()
-    else:
-        assert layer.weight.grad is held
-        torch.testing.assert_close(flat[30:].norm(), torch.tensor(1.0))
+    assert layer.weight.grad is held
+    torch.testing.assert_close(flat[30:].norm(), torch.tensor(1.0))
 
 
 def test_a_fused_step_leaves_every_gradient_unscaled() -> None:

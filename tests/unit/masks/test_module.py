@@ -1,4 +1,4 @@
-"""The wrapper: what it accepts, what it looks like from outside, when it says that nothing drives it."""
+"""The mask of a module: what it accepts, what it looks like from outside, when it says that nothing drives it."""
 
 import copy
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.masks import batch, masks, mlp, plain_mlp, same_bits
+from helpers.masks import batch, bits, masks, mlp, of, plain_mlp, same_bits, train
 from torch import nn
 
 import mrreg
@@ -124,9 +124,9 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 )
 def test_which_parameters(wanted: Any, names: list[str]) -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2), nn.LayerNorm((2, 2)))
-    assert [t.name for t in mrreg.MultirateMask(module, parameters=wanted).targets] == names
+    assert [t.name for t in of(mrreg.MultirateMask(copy.deepcopy(module), parameters=wanted)).targets] == names
     by_tensor = mrreg.MultirateMask(module, parameters=[module.get_parameter(name) for name in names])
-    assert [t.name for t in by_tensor.targets] == names
+    assert [t.name for t in of(by_tensor).targets] == names
 
 
 def test_boost_is_k_unless_given() -> None:
@@ -136,10 +136,53 @@ def test_boost_is_k_unless_given() -> None:
     assert "p=0.5, k=4, structure='weight', boost=4, rescale=False" in repr(mask)
 
 
+def test_the_module_stays_itself() -> None:
+    layer = nn.Linear(3, 2)
+    mask = mrreg.MultirateMask(layer)
+    assert mask is layer
+    assert isinstance(mask, nn.Linear)
+    assert isinstance(mask, mrreg.MultirateMask)
+    assert not isinstance(nn.Linear(3, 2), mrreg.MultirateMask)
+    assert not isinstance("mask", mrreg.MultirateMask)
+    assert type(mask).__name__ == "Linear"
+    assert type(mrreg.unwrap(mask)) is nn.Linear
+    assert not isinstance(mask, mrreg.MultirateMask)
+
+
+def test_a_shallow_copy_leaves_the_mask_with_its_original() -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    expected = model(batch(0))
+    assert torch.equal(nn.Sequential(copy.copy(model[0]), *model[1:])(batch(0)), expected)
+    train(model, optimizer, 7)
+    assert of(model[0]).root() is model[0]
+
+
+def test_attributes_of_the_module_go_before_options_of_that_name() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k, self.p = nn.Linear(4, 4), 7
+            self.register_buffer("boost", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            assert self.p == 7
+            return self.k(x) * self.boost
+
+    module: Any = mrreg.MultirateMask(Attention(), p=0.5, k=3)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    mrreg.attach(optimizer, module)
+    module(torch.ones(2, 4)).sum().backward()
+    module.p = 8
+    assert (module.p, of(module).p, of(module).k, of(module).boost) == (8, 0.5, 3, 3)
+    dropout: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.3)), p=0.5)
+    assert (dropout[1].p, dropout.p) == (0.3, 0.5)
+
+
 def test_attributes_of_the_module_are_reachable() -> None:
     mask = mrreg.MultirateMask(nn.Linear(3, 2))
     assert mask.in_features == 3
-    assert mask.weight is mask.module.weight
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
         _ = mask.colour
 
@@ -151,7 +194,8 @@ def test_layers_of_a_container_are_reachable() -> None:
     assert mask[-1] is layers[2]
     assert list(mask) == list(layers)
     assert len(mask) == 3
-    assert repr(mask).startswith("MultirateMask(")
+    assert repr(mask).startswith("Sequential(\n  mask(p=0.5")
+    assert not isinstance(mask[:2], mrreg.MultirateMask)
     named: Any = mrreg.MultirateMask(nn.ModuleDict({"a": nn.Linear(3, 2)}))
     assert list(named) == ["a"]
     assert "a" in named
@@ -167,24 +211,20 @@ def test_a_mask_of_a_layer_is_no_container() -> None:
         len(mask)
 
 
-def test_attributes_of_the_module_are_set_there() -> None:
-    mask = mrreg.MultirateMask(nn.Conv2d(3, 2, 3))
-    mask.stride, mask.weight, mask.colour = (2, 2), nn.Parameter(torch.ones(2, 3, 3, 3)), "red"
-    assert mask.module.stride == (2, 2)
-    assert [name for name, _ in mask.named_parameters()] == ["module.weight", "module.bias"]
-    assert mask.eval()(torch.ones(1, 3, 5, 5)).shape == (1, 2, 2, 2)
-    assert not hasattr(mask.module, "colour")
-    mask.module = nn.Conv2d(3, 4, 3)
-    assert mask.out_channels == 4
-
-
-def test_functional_call_with_the_names_of_the_state_dict_is_an_error_that_changes_nothing() -> None:
-    model = nn.Sequential(mrreg.MultirateMask(nn.Linear(3, 2)))
-    before = dict(vars(model[0]))
-    with pytest.raises(TypeError, match="cannot assign"):
-        torch.func.functional_call(model, {"0.weight": torch.zeros(2, 3)}, torch.ones(1, 3))
-    assert vars(model[0]) == before
-    assert [name for name, _ in model.named_parameters()] == ["0.module.weight", "0.module.bias"]
+def test_parameters_have_the_names_of_the_state_dict() -> None:
+    model, x = mlp(), batch(0)
+    assert [name for name, _ in model.named_parameters()] == list(model.state_dict())
+    other = mlp().eval()
+    other.load_state_dict(dict(model.named_parameters()))
+    assert same_bits(model, other)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    zeros = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    assert not torch.func.functional_call(model, zeros, x).any()
+    assert torch.equal(torch.func.functional_call(model, model.state_dict(), x), model(x))
+    before = model(x)
+    model.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), before)
 
 
 @pytest.mark.parametrize("when", ["before attach", "after attach"])
@@ -193,7 +233,7 @@ def test_a_layer_that_is_parametrized_inside_its_mask_is_an_error_that_says_what
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if when == "after attach":
         mrreg.attach(optimizer, model)
-    nn.utils.parametrizations.weight_norm(masks(model)[0].module)
+    nn.utils.parametrizations.weight_norm(masks(model)[0])
     with pytest.raises(AttributeError, match=r"no parameter 'weight' now\. Parametrize.* first, then wrap it"):
         model(batch(0)) if when == "after attach" else mrreg.attach(optimizer, model)
 
@@ -271,10 +311,10 @@ def test_bits_follow_their_parameters_to_another_type() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)
     mask = masks(model)[0]
-    slow = mask._bits["weight"] == 0
+    slow = bits(mask)["weight"] == 0
     model.double()
     assert model(batch(0).double()).dtype == torch.float64
-    assert torch.equal(mask._bits["weight"] == 0, slow)
+    assert torch.equal(bits(mask)["weight"] == 0, slow)
 
 
 @pytest.mark.parametrize(("structure", "rescaled"), [("weight", False), ("input", True), ("output", True)])

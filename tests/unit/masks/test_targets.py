@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import masks
+from helpers.masks import bits, masks, of
 from torch import Tensor, nn
 
 import mrreg
@@ -32,14 +32,14 @@ def _driven(module: nn.Module, **options: Any) -> tuple[mrreg.MultirateMask, tor
 
 def _dropped(mask: mrreg.MultirateMask, name: str = "weight") -> Tensor:
     """The slow units of a parameter, in their own order."""
-    layout = next(t.layout for t in mask.targets if t.name == name)
+    layout = next(t.layout for t in of(mask).targets if t.name == name)
     assert layout is not None
-    drawn = mask._bits[name]
+    drawn = bits(mask)[name]
     found = []
     for unit in range(layout.units):
-        bits = torch.full((layout.units,), -1, dtype=torch.int32)
-        bits[unit] = 0
-        lone = layout.spread(bits, mask.module.get_parameter(name).shape)
+        others = torch.full((layout.units,), -1, dtype=torch.int32)
+        others[unit] = 0
+        lone = layout.spread(others, mask.get_parameter(name).shape)
         found.append(bool(((lone | drawn) == -1).logical_not().any()))
     return torch.tensor(found).nonzero().flatten()
 
@@ -53,7 +53,7 @@ def test_input_units_are_inputs_of_the_layer(name: str) -> None:
     assert len(dropped) == round(0.5 * shape[channels])
     without = x.index_fill(channels, dropped, 0)
     with torch.no_grad():
-        assert torch.allclose(mask(x), copy.deepcopy(layer)(without), atol=1e-6)
+        assert torch.allclose(mask(x), mrreg.unwrap(copy.deepcopy(layer))(without), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -62,7 +62,7 @@ def test_output_units_with_their_bias_are_outputs_of_the_layer(name: str) -> Non
     layer, x = make(), torch.randn(shape)
     mask, _optimizer = _driven(layer, structure="output", parameters=["weight", "bias"])
     with torch.no_grad():
-        plain, ours = copy.deepcopy(layer)(x), mask(x)
+        plain, ours = mrreg.unwrap(copy.deepcopy(layer))(x), mask(x)
     dropped = _dropped(mask)
     assert torch.equal(dropped, _dropped(mask, "bias"))
     assert len(dropped) == round(0.5 * plain.shape[channels])
@@ -72,7 +72,7 @@ def test_output_units_with_their_bias_are_outputs_of_the_layer(name: str) -> Non
 @pytest.mark.parametrize(("structure", "dim"), [("input", 0), ("output", 1)])
 def test_embeddings_drop_tokens_or_features(structure: str, dim: int) -> None:
     mask, _optimizer = _driven(nn.Embedding(9, 4), structure=structure)
-    weight = mask.module.get_parameter("weight").detach()
+    weight = mask.get_parameter("weight").detach()
     ids = torch.arange(9)
     assert torch.equal(mask(ids), weight.index_fill(dim, _dropped(mask), 0))
 
@@ -81,28 +81,28 @@ def test_output_units_of_an_lstm_are_the_same_in_all_gates_and_both_matrices() -
     mask, _optimizer = _driven(nn.LSTM(3, 6, 2, bidirectional=True), structure="output", parameters=["*"])
     for suffix in ("l0", "l0_reverse", "l1", "l1_reverse"):
         names = [f"{kind}_{suffix}" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-        units = [mask._bits[name].view(4, 6) for name in names]
+        units = [bits(mask)[name].view(4, 6) for name in names]
         assert all(torch.equal(u, units[0][:1].expand(4, 6)) for u in units)
         assert (units[0] == 0).sum() == 4 * 3
     out, _ = mask(torch.zeros(1, 1, 3))
-    dropped = (mask._bits["bias_ih_l1"].view(4, 6)[0] == 0).nonzero().flatten()
+    dropped = (bits(mask)["bias_ih_l1"].view(4, 6)[0] == 0).nonzero().flatten()
     assert not out[..., dropped].any()
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_both_directions_of_a_recurrent_layer_drop_the_same_inputs(kind: Any) -> None:
     mask, _optimizer = _driven(kind(6, 3, 2, bidirectional=True), structure="input")
-    assert torch.equal(mask._bits["weight_ih_l1"], mask._bits["weight_ih_l1_reverse"])
+    assert torch.equal(bits(mask)["weight_ih_l1"], bits(mask)["weight_ih_l1_reverse"])
     layer, x = kind(6, 3, bidirectional=True), torch.randn(4, 2, 6)
     mask, _optimizer = _driven(layer, structure="input", parameters=["weight_ih_l0*"])
-    expected = copy.deepcopy(layer)(x.index_fill(2, _dropped(mask, "weight_ih_l0"), 0))[0]
+    expected = mrreg.unwrap(copy.deepcopy(layer))(x.index_fill(2, _dropped(mask, "weight_ih_l0"), 0))[0]
     assert torch.allclose(mask(x)[0], expected, atol=1e-6)
 
 
 def test_attention_masks_its_projections_by_unit() -> None:
     mask, _optimizer = _driven(nn.MultiheadAttention(6, 2), structure="input")
-    assert mask._bits["in_proj_weight"].shape == (1, 6)
-    assert mask._bits["out_proj.weight"].shape == (1, 6)
+    assert bits(mask)["in_proj_weight"].shape == (1, 6)
+    assert bits(mask)["out_proj.weight"].shape == (1, 6)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ class Strange(nn.Module):
 
 
 def test_layers_nobody_knows_are_refused_by_unit_and_masked_by_entry() -> None:
-    assert mrreg.MultirateMask(Strange()).targets[0].name == "table"
+    assert of(mrreg.MultirateMask(Strange())).targets[0].name == "table"
     with pytest.raises(ValueError, match=r"table must be.*got 'Strange.table'"):
         mrreg.MultirateMask(Strange(), structure="output")
 
@@ -169,11 +169,11 @@ PAIRS: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 def test_hidden_units_are_one_draw_for_producer_and_consumer(name: str) -> None:
     make, first, second = PAIRS[name]
     mask, _optimizer = _driven(make(), structure="hidden", rescale=True)
-    rows, columns = mask._bits[f"{first}.weight"].flatten(), mask._bits[f"{second}.weight"].flatten()
+    rows, columns = bits(mask)[f"{first}.weight"].flatten(), bits(mask)[f"{second}.weight"].flatten()
     assert torch.equal(rows, columns)
     assert (rows == 0).sum() == 3
     if name != "no bias":
-        assert torch.equal(mask._bits[f"{first}.bias"], rows)
-    assert {t.name.rpartition(".")[0] for t in mask.targets} == {first, second}
-    assert [t.rescaled for t in mask.targets] == [False] * (len(mask.targets) - 1) + [True]
+        assert torch.equal(bits(mask)[f"{first}.bias"], rows)
+    assert {t.name.rpartition(".")[0] for t in of(mask).targets} == {first, second}
+    assert [t.rescaled for t in of(mask).targets] == [False] * (len(of(mask).targets) - 1) + [True]
     assert masks(mask) == [mask]

@@ -45,12 +45,12 @@ def test_a_producer_that_something_else_reads_is_refused() -> None:
     assert "units that nothing should read have an effect: the output differs by" in result.reasons["0"]
 
 
-def test_a_missing_member_is_refused_with_the_error_that_it_gives() -> None:
+def test_a_group_with_a_missing_member_is_zeroed_with_the_error_that_it_gives() -> None:
     model = network()
     first, second = half(model)
     wrong = replace(first, slots=tuple(slot for slot in first.slots if not slot.name.startswith("1.")))
     result = attempt(model, [wrong, second])
-    assert [group.name for group in result.groups] == ["4"]
+    assert [(group.name, group.zeroed) for group in result.groups] == [("0", True), ("4", False)]
     assert result.reasons["0"].startswith("RuntimeError: ")
 
 
@@ -118,7 +118,7 @@ class Rivals(nn.Module):
 def test_groups_that_do_not_go_together_are_taken_in_order() -> None:
     model = Rivals()
     result = attempt(model, half(model))
-    assert [group.name for group in result.groups] == ["one"]
+    assert [(group.name, group.zeroed) for group in result.groups] == [("one", False), ("two", True)]
     assert result.reasons == {"two": "not along with the others: ValueError: one of us is too many"}
 
 
