@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: fixed seeds, hypothesis profiles, real data where it is at hand."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -12,6 +13,13 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("dev", deadline=None, max_examples=50)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_heap() -> None:
+    """Garbage collections pass over what imports have left behind; many tests collect."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from mrreg.optim.drift import Group
+from mrreg.optim.clock import Group
 
 REENTRANT = (
     ". Where layers run under activation checkpointing with use_reentrant=True, a frozen input cuts off all gradients: "

@@ -10,9 +10,8 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from mrreg.distributed.sharding import cut, is_sharded, local
-from mrreg.errors import check_int
+from mrreg.errors import check_int, check_number
 from mrreg.hashing import GOLDEN, WORD, splitmix64
-from mrreg.optim.hyperparameters import check_rate, checked
 
 WHERE = "LangevinSGD"
 
@@ -178,9 +177,13 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group with its numbers checked and as Python's own."""
-    numbers = {
-        "momentum": check_rate(WHERE, "momentum", options["momentum"], below=1),
-        "noise_seed": check_int(WHERE, "seed", options["noise_seed"], 0),
-        "noise_steps": check_int(WHERE, "noise_steps", options["noise_steps"], 0),
-    }
-    return checked(WHERE, options) | numbers
+    checked = dict(options)
+    for name in ("lr", "momentum", "temperature", "weight_decay"):
+        rule, below = ("in [0, 1)", 1) if name == "momentum" else ("finite and at least 0", math.inf)
+        value = options[name]
+        plain = check_number(WHERE, name, value.item() if isinstance(value, Tensor) else value, rule,
+                             lambda x, below=below: 0 <= x < below)  # fmt: skip
+        checked[name] = value if isinstance(value, Tensor) else plain
+    for name, argument in (("noise_seed", "seed"), ("noise_steps", "noise_steps")):
+        checked[name] = check_int(WHERE, argument, options[name], 0)
+    return checked

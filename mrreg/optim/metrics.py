@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.optim.drift import Group, State, moving
-from mrreg.optim.sync_clock import is_due, lr_per_step
+from mrreg.optim.clock import Group, is_due, lr_per_step
+from mrreg.optim.part import State, moving
 
 PREFIX = "multirate"
 

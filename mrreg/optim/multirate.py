@@ -1,5 +1,6 @@
 """The engine: an ordinary torch optimizer whose parts train at different rates."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, overload
@@ -10,24 +11,15 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from mrreg.errors import invalid_argument, invalid_state
-from mrreg.optim.base_step import class_and_attributes, rebuild, state_for_bases
-from mrreg.optim.drift import Group
-from mrreg.optim.engine import Engine
-from mrreg.optim.forward_hook import check_model
-from mrreg.optim.grad_control import GradControl
+from mrreg.distributed.checks import DDPGuard
+from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
+from mrreg.optim import checkpoint
+from mrreg.optim.checks import check_gradients, check_parts, check_periods, check_phases, initial_groups
+from mrreg.optim.clock import Group, asks_for_state_only, describe_position, is_due, lr_per_step, next_syncs
+from mrreg.optim.diagnostics import MissingGradientDetector, UnscheduledGroupDetector, has_gradient
+from mrreg.optim.flags import Flags, check_model
 from mrreg.optim.metrics import collect_metrics
-from mrreg.optim.plain_state import Layout, adapt_plain_state
-from mrreg.optim.requires_grad import RequiresGradSwitch
-from mrreg.optim.state_validation import (
-    add_stateless_entries,
-    check_form,
-    complete_loaded_state,
-    validate_state_dict,
-)
-from mrreg.optim.stepper import Stepper
-from mrreg.optim.sync_clock import describe_position, is_due, lr_per_step
-from mrreg.optim.validation import check_gradients, check_parts, check_phases, initial_groups
+from mrreg.optim.part import Part, rebuild, state_for_bases
 
 
 class Multirate(Optimizer):
@@ -133,14 +125,18 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
-        self._layouts: list[Layout] = [] if model is None else [[list(model.parameters())]]
-        self._begin(bases, RequiresGradSwitch.of(group["params"] for group in self.param_groups), model)
+        self._layouts: list[checkpoint.Layout] = [] if model is None else [[list(model.parameters())]]
+        self._begin(bases, model)
 
-    def _begin(self, bases: list[Optimizer], switch: RequiresGradSwitch, model: nn.Module | None = None) -> None:
+    def _begin(self, bases: list[Optimizer], model: nn.Module | None = None, off: Iterable[torch.Tensor] = ()) -> None:
         """Set up the attributes that are not saved."""
-        steppers = [Stepper(base, self.state, self._drift) for base in bases]
-        self._engine = Engine(type(self).__name__, steppers, self.param_groups, switch)
-        self._grad_control = GradControl(self, switch, self.param_groups, model)
+        where, groups = type(self).__name__, self.param_groups
+        self._bases = [Part(base, self.state, self._drift) for base in bases]
+        self._flags = Flags(where, groups, model, off)
+        self._ddp_guard = DDPGuard(where, groups, self._flags.switched(groups))
+        self._detectors = MissingGradientDetector(), UnscheduledGroupDetector(groups)
+        self._periods: list[int] = []  # that were checked last
+        self._is_first_step = True
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -161,22 +157,63 @@ class Multirate(Optimizer):
                 loss = closure()
         try:
             with torch.no_grad():
-                if self._engine.counts(self.param_groups, self.state, getattr(self, "found_inf", None)):
-                    self._grad_control.before_step(self.param_groups)
-                    self._engine.advance(self.param_groups, self.state)
-                    self._grad_control.schedule(self.param_groups)
+                if self._counts():
+                    self._flags.step_begins(self.param_groups)
+                    self._advance()
+                    self._flags.schedule(self.param_groups)
         finally:
-            self._grad_control.after_step()
+            self._flags.step_ends()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, as in torch.
+    def _counts(self) -> bool:
+        """Return True if a call is a step. One that torch makes only to create state creates it, and is none."""
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and float(found_inf) != 0:
+            return False
+        if not has_gradient(self.param_groups):
+            self._warn(self._detectors[0].check_idle_call(self.param_groups))
+            return False
+        if asks_for_state_only(self.param_groups):
+            for part in self._bases:
+                part.create_state(self.state)
+            return False
+        return True
 
-        Args:
-            set_to_none: As in torch.
-        """
-        self._grad_control.before_zero_grad()
-        super().zero_grad(set_to_none)
+    def _advance(self) -> None:
+        """Move all parts by one step, and the clock."""
+        where, groups = type(self).__name__, self.param_groups
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            problem = "a CUDA graph would repeat one step of the cycle forever, and the clock would stop"
+            raise invalid_state(f"{where}.step", problem, "Capture the model and not the optimizer.")
+        self._check_periods()
+        now = groups[0]["clock"]
+        due = [group for group in groups if is_due(group)]
+        ends = next_syncs(groups, due, now)
+        if self._is_first_step:
+            self._ddp_guard.find_wrappers(groups, self._flags.switched(groups))
+            self._is_first_step = False
+        self._ddp_guard.check_gradients(due)
+        for problem in (self._detectors[0].check_step(groups, due), self._detectors[1].check(groups)):
+            self._warn(problem)
+        for part in self._bases:
+            part.advance(self.state, ends, now)
+        for group in due:
+            group["last_sync"], group["next_sync"] = now, ends[id(group)]
+        for group in groups:
+            group["clock"] = now + 1
+
+    def _check_periods(self) -> None:
+        """Look at the periods again where the user has changed one."""
+        periods = [group["period"] for group in self.param_groups]
+        if periods != self._periods:
+            check_periods(type(self).__name__, self.param_groups)
+            for group in self.param_groups:
+                group["period"] = int(group["period"])  # NumPy's could not be loaded with weights_only=True
+            self._periods = periods
+
+    def _warn(self, problem: str) -> None:
+        if problem:
+            warnings.warn(f"{type(self).__name__}: {problem}.", NoEffectWarning, stacklevel=7)
 
     @property
     def due(self) -> tuple[bool, ...]:
@@ -193,12 +230,12 @@ class Multirate(Optimizer):
 
     def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
         """Yield base and groups of each part, in the order given, the periods within one base ascending."""
-        for base in self._engine.bases():
+        for base in (part.base for part in self._bases):
             for period in sorted({group["initial_period"] for group in base.param_groups}):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
     def __repr__(self) -> str:
-        steps, flags = self.param_groups[0]["clock"], self._grad_control.mode
+        steps, flags = self.param_groups[0]["clock"], "at rest" if self._flags.at_rest else "visible"
         lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done, flags {flags}"]
         for index, (base, groups) in enumerate(self._parts()):
             first, params = groups[0], [p for group in groups for p in group["params"]]
@@ -211,11 +248,17 @@ class Multirate(Optimizer):
 
     def train(self) -> None:
         """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
-        self._engine.call_bases("train", self.state)
+        self._call_bases("train")
 
     def eval(self) -> None:
         """Pass `eval()` on to the parts that have it, as schedule-free optimizers do."""
-        self._engine.call_bases("eval", self.state)
+        self._call_bases("eval")
+
+    def _call_bases(self, method: str) -> None:
+        for part in self._bases:
+            if callable(function := getattr(part.base, method, None)):
+                part.base.state = self.state  # which the user may have replaced
+                function()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life.
@@ -223,7 +266,7 @@ class Multirate(Optimizer):
         Args:
             param_group: Group that torch would add.
         """
-        if "_engine" in self.__dict__:
+        if "_bases" in self.__dict__:
             problem = "the parts are fixed at construction"
             remedy = "Put parameters that train later into a part from the start, with requires_grad=False."
             raise invalid_state(f"{type(self).__name__}.add_param_group", problem, remedy)
@@ -232,8 +275,8 @@ class Multirate(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch does, with an entry for each parameter that trains without any."""
         saved = super().state_dict()
-        trained = {p for index in range(len(self.param_groups)) for p in self._grad_control.switch.trainable(index)}
-        add_stateless_entries(saved, self.param_groups, trained)
+        trained = {p for group in self.param_groups for p in group["params"] if self._flags.trains(p)}
+        checkpoint.add_stateless_entries(saved, self.param_groups, trained)
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -244,15 +287,11 @@ class Multirate(Optimizer):
                 groups or over the parameters or the model that this one was built from.
         """
         where = f"{type(self).__name__}.load_state_dict"
-        check_form(where, state_dict)
-
-        def check(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-            check_form(where, saved)
-            saved = adapt_plain_state(saved, self.param_groups, self._layouts)
-            validate_state_dict(where, [(stepper.base, stepper.step) for stepper in self._engine.steppers], saved)
-            return saved
-
-        handle = self.register_load_state_dict_pre_hook(check)  # runs last: hooks of the user may adapt the dict
+        bases = [part.base for part in self._bases]
+        handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
+            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self._layouts)
+        )
+        checkpoint.check_form(where, state_dict)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -262,36 +301,49 @@ class Multirate(Optimizer):
         ours = {
             "_drift": self._drift,
             "_layouts": self._layouts,
-            "_requires_grad": self._grad_control.switch.for_copy(),
-            "_bases": [class_and_attributes(base) for base in self._engine.bases()],
+            "_off": self._flags.off,
+            "_copied_bases": [part.for_copy() for part in self._bases],
         }
         return super().__getstate__() | ours
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copy's attributes, or what torch passes on when it loads a saved state."""
-        if "_bases" in state:
+        if "_copied_bases" in state:
             shared = state_for_bases(state["state"])
-            bases = [rebuild(kind, attributes | {"state": shared}) for kind, attributes in state.pop("_bases")]
-            switch = RequiresGradSwitch(state.pop("_requires_grad"))
+            bases = [rebuild(kind, own | {"state": shared}) for kind, own in state.pop("_copied_bases")]
+            off = state.pop("_off")
             super().__setstate__(state)
-            self._begin(bases, switch)
+            self._begin(bases, off=off)
             return
-        complete_loaded_state(state, self.param_groups)
+        before = {"state": self.state, "param_groups": self.param_groups}
+        try:
+            self._load(state)
+        except Exception as error:  # a base finds its own faults
+            self._load(before)
+            where, rule = f"{type(self).__name__}.load_state_dict", "a saved state that its parts can take"
+            found = type(error).__name__
+            raise invalid_argument(ValueError, where, "state_dict", rule, found, f"{error}.") from error
+
+    def _load(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._grad_control.after_step()
-        self._engine.reload(self.param_groups, self.state)
-        self._grad_control.schedule(self.param_groups)
+        self._flags.step_ends()
+        remaining = iter(self.param_groups)
+        for part in self._bases:
+            part.load([next(remaining) for _ in part.base.param_groups], self.state)
+        self._is_first_step = True
+        self._detectors = self._detectors[0], UnscheduledGroupDetector(self.param_groups)
+        self._flags.schedule(self.param_groups)
 
     def close(self) -> None:
         """Set `requires_grad` back to what it was at construction; the next step switches it again."""
-        self._grad_control.close()
+        self._flags.close()
 
     def all_trainable(self) -> AbstractContextManager[None]:
         """Let all parameters require gradients in a `with` block, for a backward pass of your own in mid-cycle.
 
         Clear the gradients that it leaves before the next step.
         """
-        return self._grad_control.all_trainable()
+        return self._flags.all_trainable()
 
     def __enter__(self) -> Self:
         return self

@@ -1,53 +1,43 @@
-"""An optimizer of torch's with a slow part: what `MultirateSGD` and `MultirateAdamW` have in common."""
+"""`MultirateSGD` and `MultirateAdamW`: torch's SGD and AdamW with a slow part."""
 
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument
-from mrreg.optim.drift import Group
-from mrreg.optim.hyperparameters import check_rate, checked
+from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
+from mrreg.optim.checks import SLOW_LR
+from mrreg.optim.clock import Group
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice, read_groups, split
-from mrreg.optim.validation import SLOW_LR
 
 Params = ParamsT | nn.Module
 
 
 class TwoScales(Multirate):
-    """Train parameters with one optimizer class, the slow ones at every k-th step only.
+    """Trains parameters with one optimizer class, the slow ones at every k-th step only; `MultirateSGD` says how."""
 
-    Args:
-        base: Class of the optimizer.
-        params: As in `MultirateSGD`, like all that follow.
-        options: Options of the base.
-        k: Period of the slow part.
-        fast: Parts that train at every step.
-        slow_lr: Step size of the slow part.
-        drift: True if the slow part moves between its gradients.
-        gradient: Gradient of the slow part.
-        model: The model, where `params` is not.
-    """
+    base: ClassVar[type[Optimizer]]
 
     def __init__(
         self,
-        base: type[Optimizer],
         params: Params,
-        options: dict[str, Any],
-        k: int,
-        fast: Choice | None,
-        slow_lr: str | float,
-        drift: bool,
-        gradient: str,
-        model: nn.Module | None,
+        lr: float | Tensor = 1e-3,
+        k: int = 5,
+        fast: Choice | None = None,
+        *,
+        drift: bool = True,
+        slow_lr: str | float = "coupled",
+        gradient: str = "sync",
+        model: nn.Module | None = None,
+        **options: Any,
     ) -> None:
         where = type(self).__name__
-        options, k = checked(where, options), check_int(where, "k", k)
-        slow_lr = _check_slow_lr(where, slow_lr)
-        given = [checked(where, group) for group in read_groups(where, "params", params)[0]]
+        k, slow_lr = check_int(where, "k", k), _check_slow_lr(where, slow_lr)
+        given = read_groups(where, "params", params)[0]
         groups = _with_periods(where, params, given, k, fast)
         for group in groups:
             if group["period"] > 1 and isinstance(slow_lr, str):
@@ -59,16 +49,113 @@ class TwoScales(Multirate):
                 rule = "left out where params is a module"
                 raise invalid_argument(ValueError, where, "model", rule, type(model).__name__)
             model = params
-        parts: list[tuple[Optimizer, None]] = [(base(groups, **options), None)]
-        super().__init__(parts, drift=drift, gradient=gradient, model=model)
+        base = self.base(groups, lr=lr, **options)  # type: ignore[call-arg]
+        super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
         self._layouts.append([group["params"] for group in given])
+
+
+class MultirateSGD(TwoScales):
+    """`torch.optim.SGD` that trains most of a network at every k-th step only: the paper's optimizer.
+
+    Fine-tuning with a small fast part takes about half the time of ordinary training, and the loop is unchanged. With
+    momentum (not Nesterov's) it needs no more memory than `torch.optim.SGD`; otherwise drift needs one tensor per slow
+    parameter.
+
+    Update at step t (Algorithm 1; with weight decay Algorithm A1):
+
+        p_S <- mu * p_S + grad_S + omega * theta_S       if t mod k == 0
+        theta_S <- theta_S - lr * p_S                    every step
+        p_F, theta_F <- the same, with a gradient        every step
+
+    Args:
+        params: The model, so that other code sees `requires_grad` as you set it; or parameters, named parameters or
+            groups, as in torch.
+        lr: Step size per step, for both parts. Paper: h_F, that is h / k.
+        k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
+        fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
+            parameters are slow. Paper: theta_F. None: groups say it by a "period" (of None: k), as `split` makes them;
+            groups without one are fast.
+        drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far
+            once per cycle (Algorithm 2).
+        slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
+            "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
+            The words are kept as "slow_lr" in the slow groups and applied at each step, so that no schedule of "lr"
+            changes the ratio. A number becomes the groups' "lr", unless they have their own.
+        gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
+        model: The model, where `params` are groups or parameters.
+        options: Those of `torch.optim.SGD`. Paper: momentum mu; weight_decay omega, once per gradient.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If a number is out of range, or `fast` does not fit `params`.
+
+    Warns:
+        NoEffectWarning: If k > 1 and no parameter is slow; if no forward of the model is seen before a step.
+
+    Example:
+        >>> import mrreg
+        >>> import torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = mrreg.MultirateSGD(model, lr=1e-3, k=5, fast="2", momentum=0.9)
+        >>> for _ in range(6):
+        ...     model(torch.randn(3, 4)).square().mean().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> optimizer
+        MultirateSGD (drift=True, 6 steps done, flags at rest
+          part 0: SGD, period 1, 2 tensors, 18 parameters, lr 0.001, due
+          part 1: SGD, period 5, 2 tensors, 40 parameters, lr 0.001, 1 of 5
+        )
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, Algorithms 1, 2 and A1.
+    """
+
+    base = torch.optim.SGD
+
+
+class MultirateAdamW(TwoScales):
+    """`torch.optim.AdamW` that trains most of a network at every k-th step only.
+
+    For the Transformers that are fine-tuned with AdamW. Moments and step count of the slow part advance at its
+    gradients only; in between it repeats the step it took, decay included. With drift it needs one tensor per slow
+    parameter beyond `torch.optim.AdamW`.
+
+    Update at step t, with d_S the displacement of AdamW's step per unit of lr:
+
+        d_S <- AdamW's at the new gradient       if t mod k == 0
+        theta_S <- theta_S - lr * d_S            every step
+
+    Args: those of `MultirateSGD`, and the options of `torch.optim.AdamW`; weight_decay is part of the direction.
+
+    Example:
+        >>> import mrreg
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> decay = [{"params": [model[0].weight, model[2].weight]}, {"params": [model[0].bias], "weight_decay": 0.0}]
+        >>> optimizer = mrreg.MultirateAdamW(decay, lr=2e-5, k=5, fast=model[2].weight, slow_lr="per_gradient")
+        >>> [(group["period"], group["weight_decay"]) for group in optimizer.param_groups]
+        [(1, 0.01), (5, 0.01), (5, 0.0)]
+
+    Note:
+        Adam's step has size lr whatever the gradient, so holding it for k steps at the coupled lr multiplies the noise;
+        `slow_lr="per_gradient"` is the better start for fine-tuning.
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
+    """
+
+    base = torch.optim.AdamW
 
 
 def _check_slow_lr(where: str, slow_lr: object) -> Any:
     """Return one of the words, or a number."""
     if isinstance(slow_lr, str) and slow_lr not in SLOW_LR:
         raise invalid_argument(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
-    return slow_lr if isinstance(slow_lr, str) else check_rate(where, "slow_lr", slow_lr)
+    if isinstance(slow_lr, str):
+        return slow_lr
+    return check_number(where, "slow_lr", slow_lr, "at least 0", lambda x: x >= 0)
 
 
 def _with_periods(where: str, params: Params, groups: list[Group], k: int, fast: Choice | None) -> list[Group]:
@@ -82,6 +169,6 @@ def _with_periods(where: str, params: Params, groups: list[Group], k: int, fast:
     elif k > 1 and not any("period" in group for group in groups):
         problem = f"k={k} has no effect, since all parameters are fast"
         remedy = "Name the fast ones, as in fast='fc', or give groups from split(); k=1 is ordinary training."
-        warnings.warn(f"{where}: {problem}. {remedy}", NoEffectWarning, stacklevel=4)
+        warnings.warn(f"{where}: {problem}. {remedy}", NoEffectWarning, stacklevel=3)
     periods = [k if group.get("period", 1) is None else group.get("period", 1) for group in groups]
     return [g | {"period": check_int(where, "period", period)} for g, period in zip(groups, periods, strict=True)]

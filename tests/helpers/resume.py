@@ -131,16 +131,16 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Optimizer]]] = {
 }
 
 
-def interrupted(folder: Path, name: str) -> int:
-    """At how many steps the run of a folder was interrupted."""
-    return len(list((folder / name).iterdir()))
+def interrupted(folder: Path, name: str) -> list[int]:
+    """At which steps the run of a folder was interrupted."""
+    return sorted(int(place.name) for place in (folder / name).iterdir())
 
 
 def go_on(folder: Path) -> None:
     """Load every run at every step in this process, and finish it."""
     torch.manual_seed(int.from_bytes(folder.name.encode()) % 2**32)
     for name in CASES:
-        for stop in range(interrupted(folder, name)):
+        for stop in interrupted(folder, name):
             place = folder / name / str(stop)
             run = Run(name)
             run.load(place)

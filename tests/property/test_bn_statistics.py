@@ -44,13 +44,13 @@ def test_as_by_hand(k: int, policy: str, events: list[str]) -> None:
             saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
             model = network()
             optimizer = slow_trunk(model, k)
-            handle = mrreg.batch_norm(optimizer, model)
+            handle = mrreg.batch_norm(optimizer, model, policy)
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
             other.zero_grad()  # gradients are not saved, nor copied
         elif event == "copy":
             model, optimizer = copy.deepcopy((model, optimizer))
-            handle = mrreg.batch_norm(optimizer, model)
+            handle = mrreg.batch_norm(optimizer, model, policy)
             other.zero_grad()
         else:
             model.train()

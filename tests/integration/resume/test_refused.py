@@ -86,37 +86,26 @@ BOTH: list[tuple[str, Damage, str]] = [
     ("no state", lose("state"), "must be the state_dict() of an optimizer, got \"nothing usable under 'state'"),
     ("no groups", lose("param_groups"), "nothing usable under 'param_groups'"),
     ("no parameters", lose("param_groups", 0, "params"), "a parameter group without 'params'"),
-    ("no lr", lose("param_groups", 0, "lr"), "groups without 'lr'"),
-    ("lr, a word", put("lr", "0.1", 0), "'lr'] must be something like 0."),
+    ("no lr", lose("param_groups", 0, "lr"), "without 'lr'"),
     ("a part less", lose("param_groups", 1), "saved with 2 parameter groups, got 1"),
     ("state, a word", state(0, "x"), "'x' as the state of a parameter"),
 ]
 SGD = [
-    ("renamed", rename("momentum_buffer", "velocity"), "'velocity' without 'momentum_buffer'"),
-    ("no momentum", lose("param_groups", 0, "momentum"), "groups without 'momentum'"),
+    ("renamed", rename("momentum_buffer", "velocity"), "saved with the state of 2 moving parameters, got 0"),
+    ("no momentum", lose("param_groups", 0, "momentum"), "SGD without 'momentum'"),
     ("a word as buffer", state(0, {"momentum_buffer": "x"}), "momentum_buffer of shape (2, 8), got 'x'"),
     ("other shape", state(2, {"momentum_buffer": torch.zeros(5)}), "momentum_buffer of shape (8, 4), got (5,)"),
-    ("no buffer", state(2, {"momentum_buffer": None}), "saved with momentum_buffer of shape (8, 4), got None"),
+    ("no buffer", state(2, {"momentum_buffer": None}), "saved with the state of 2 moving parameters, got 1"),
     ("no state", lose("state", 2), "saved with the state of 2 moving parameters, got 1"),
-    (
-        "state of nobody",
-        state(9, {"momentum_buffer": torch.zeros(2)}),
-        "that of '0', '1', '2', '3', '9' for [0",
-    ),
-    ("a flag", put("nesterov", "no", 0), "'nesterov'] must be something like False, got 'no'"),
-    ("of MultirateAdamW", replaced(adamw), "groups without 'dampening', 'momentum'"),
-    ("of AdamW", replaced(plain_adamw), "must be a saved state of SGD"),
+    ("of MultirateAdamW", replaced(adamw), "SGD without 'dampening', 'momentum'"),
+    ("of AdamW", replaced(plain_adamw), "SGD without 'dampening', 'momentum'"),
 ]
 ADAMW = [
-    ("renamed", rename("exp_avg", "average"), "without 'exp_avg'"),
-    ("renamed step", rename("step", "count"), "one that it cannot take: KeyError('step')"),
-    ("no betas", lose("param_groups", 0, "betas"), "groups without 'betas'"),
-    ("other shape", lambda s: s["state"][1].update(exp_avg=torch.zeros(3, 3)), "exp_avg of shape (2,), got (3, 3)"),
-    ("a word as step", lambda s: s["state"][0].update(step="x"), "one that it cannot take: ValueError("),
-    ("no step", lambda s: s["state"][0].update(step=torch.zeros(7)), "saved with a number, at least 0, as step"),
-    ("one beta", put("betas", (0.9,), 1), "'betas'] must be something like (0.9, 0.999), got (0.9,)"),
+    ("renamed step", rename("step", "count"), "state that its parts can take, got 'KeyError'. 'step'"),
+    ("no betas", lose("param_groups", 0, "betas"), "AdamW without 'betas'"),
+    ("other shape", lambda s: s["state"][3].update(direction=torch.zeros(3, 3)), "direction of shape (8,), got (3, 3)"),
     ("no direction", lambda s: s["state"][3].pop("direction"), "saved with the state of 2 moving parameters, got 1"),
-    ("of MultirateSGD", replaced(sgd), "of AdamW"),
+    ("of MultirateSGD", replaced(sgd), "saved with the state of 2 moving parameters"),
 ]
 CASES = [(sgd, *case) for case in BOTH + SGD] + [(adamw, *case) for case in BOTH + ADAMW]
 

@@ -5,10 +5,13 @@ is the distance that the user wants, read at sync steps, and "initial_period" th
 step of the first gradient; "moving" counts the parameters that have a direction to drift along.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from mrreg.distributed.sharding import any_nonzero
-from mrreg.optim.drift import Group
+
+Group = dict[str, Any]
 
 INITIAL_CLOCK = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
 

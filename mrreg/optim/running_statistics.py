@@ -16,15 +16,14 @@ from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim.multirate import Multirate
 
 WHERE = "batch_norm"
-KEY = "batch_norm"  # in every parameter group
 STATISTICS = ("every", "sync", "never")
 
 
 class StatisticsGate:
     """Hooks around the forward of one layer, which is as its user left it before and after."""
 
-    def __init__(self) -> None:
-        self.policy = "every"
+    def __init__(self, policy: str = "every") -> None:
+        self.policy = policy
         self.moves = True  # statistics move in training
         self.handles: list[RemovableHandle] = []
         self._kept: dict[str, Tensor] = {}  # buffers that are not to move in the forward in progress
@@ -60,27 +59,20 @@ class Statistics:
     def __init__(self, optimizer: Multirate, layers: Mapping[str, tuple[nn.Module, list[int]]], policy: str) -> None:
         self.layers = tuple(layers)
         self.statistics = policy
-        self._gates = [(StatisticsGate(), owners) for _, owners in layers.values()]
+        self._gates = [(StatisticsGate(policy), owners) for _, owners in layers.values()]
         for (gate, _), (layer, _) in zip(self._gates, layers.values(), strict=True):
             after = layer.register_forward_hook(gate.after, always_call=True)
             gate.handles = [layer.register_forward_pre_hook(gate.before), after]
         self._handles = [
             optimizer.register_step_post_hook(self._set_phase),
-            optimizer.register_load_state_dict_pre_hook(_check),
-            optimizer.register_load_state_dict_post_hook(self._loaded),
+            optimizer.register_load_state_dict_post_hook(self._set_phase),
         ]
-        self._optimizer = weakref.ref(optimizer)
         self._end = weakref.finalize(optimizer, _remove_hooks, [gate for gate, _ in self._gates])
         self._end.atexit = False
-        for group in optimizer.param_groups:
-            group[KEY] = policy
         self._set_phase(optimizer)
 
     def remove(self) -> None:
         """Leave the optimizer and the model without a trace; a second call does nothing."""
-        optimizer = self._optimizer()
-        for group in optimizer.param_groups if optimizer is not None and self._end.alive else ():
-            group.pop(KEY, None)
         for handle in self._handles:
             handle.remove()
         self._end()
@@ -91,23 +83,15 @@ class Statistics:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _loaded(self, optimizer: Optimizer) -> None:
-        """Take the policy of a loaded state, if it has one."""
-        self.statistics = optimizer.param_groups[0].get(KEY, self.statistics)
-        for group in optimizer.param_groups:
-            group[KEY] = self.statistics
-        self._set_phase(optimizer)
-
     def _set_phase(self, optimizer: Optimizer, *_: Any) -> None:
         """Set every layer for the phase that the groups say."""
         groups = optimizer.param_groups
         for gate, owners in self._gates:
             due = any(groups[i]["clock"] == groups[i]["next_sync"] for i in owners)
-            gate.policy = self.statistics
             gate.moves = self.statistics == "every" or (self.statistics == "sync" and due)
 
 
-def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = None) -> Statistics:
+def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every") -> Statistics:
     """Choose when the running statistics of BatchNorm layers in slow parts move.
 
     torch moves them at every forward in training mode, also between two gradients of a slow part. Layers of fast parts
@@ -129,7 +113,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
     Args:
         optimizer: A `Multirate`, `MultirateSGD` or `MultirateAdamW`, also in Accelerate's or Lightning's wrapper.
         model: The model, with BatchNorm1d to 3d or SyncBatchNorm layers.
-        statistics: "every", "sync" or "never". None: what a loaded or copied optimizer says, or else "every".
+        statistics: "every", "sync" or "never".
 
     Returns:
         A handle: `handle.remove()` takes everything back, `handle.layers` are the names of the slow layers,
@@ -155,8 +139,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
         (2, ('1',))
 
     Note:
-        The policy is saved with the optimizer, in its `param_groups`. Call this function when you resume too, before or
-        after loading, since it finds the layers. A later load or a later call with `statistics` overrides the policy.
+        The policy is not saved: call this function when you resume too, before or after loading.
 
     Note:
         Convert to SyncBatchNorm before this call. Copies of the model are as in torch. `optimizer.close()` does not end
@@ -168,9 +151,9 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str | None = 
     engine = _engine(optimizer)
     if not isinstance(model, nn.Module):
         raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", model)
-    if statistics is None:
-        statistics = engine.param_groups[0].get(KEY, "every")
-    _check(engine, {"param_groups": [{KEY: statistics}]})
+    if statistics not in STATISTICS:
+        kind = ValueError if isinstance(statistics, str) else TypeError
+        raise invalid_argument(kind, WHERE, "statistics", f"one of {STATISTICS}", statistics)
     slow = {name: (model.get_submodule(name), owners) for name, owners in _layers(engine, model)}
     return Statistics(engine, slow, statistics)
 
@@ -184,15 +167,6 @@ def _engine(optimizer: Any) -> Multirate:
             rule = "a Multirate, MultirateSGD or MultirateAdamW, or wrap one as `.optimizer`"
             raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
     return inner
-
-
-def _check(_: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Refuse an unknown policy."""
-    found = [group[KEY] for group in saved.get("param_groups", ()) if KEY in group]
-    if any(each not in STATISTICS or each != found[0] for each in found):
-        values = found if len(found) > 1 else found[0]
-        kind = ValueError if all(isinstance(each, str) for each in found) else TypeError
-        raise invalid_argument(kind, WHERE, "statistics", f"one of {STATISTICS}", values)
 
 
 def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[int]]]:

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.checks import check_engine
 from mrreg.errors import check_int, invalid_argument, invalid_state
-from mrreg.optim.drift import Group
-from mrreg.optim.sync_clock import initial_clock
+from mrreg.optim.clock import Group, initial_clock
 
 GRADIENTS = ("sync", "mean", "sum")
 SLOW_LR = ("coupled", "per_gradient")

@@ -1,0 +1,247 @@
+"""One base optimizer of a `Multirate`: it steps at the sync steps of its groups, which drift in between.
+
+Drift repeats the direction of the last sync step, scaled with the lr of the moment. The direction is the momentum
+buffer of SGD and LangevinSGD, which costs no memory; the gradient of SGD without buffer or decay; else
+displacement / lr.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mrreg.distributed.sharding import any_nonzero, local_all
+from mrreg.errors import quoted
+from mrreg.optim.clock import Group, cycle_length
+from mrreg.optim.langevin import LangevinSGD
+
+DIRECTION = "direction"  # to drift along, where no buffer of the base is one
+GATHERED = "gathered"  # sum of the gradients since the last sync step
+RESTING = "resting"  # set on a parameter that had no gradient at its last sync step
+OURS = {DIRECTION, GATHERED, RESTING}  # what is added to a base's state of a parameter
+BUFFER = "momentum_buffer"
+BUFFERED = (torch.optim.SGD, LangevinSGD)  # exact types: subclasses may do anything with their buffer
+
+State = defaultdict[Tensor, Any]
+
+
+class Part:
+    """Steps a base on the groups that are due and moves the others along their directions."""
+
+    def __init__(self, base: Optimizer, state: State, drift: bool) -> None:
+        base.state = state  # one source of truth for all bases
+        self.base = base
+        self._drift = drift
+
+    def advance(self, state: State, ends: Mapping[int, int], now: int) -> None:
+        """Move all groups by one step; `ends` has the next sync step of those that are due, by the group's id."""
+        groups = self.base.param_groups
+        rates = [(group, group["lr"]) for group in groups if group["slow_lr"] == "per_gradient"]
+        for group, lr in rates:  # for this step only, so that schedules find in "lr" what they have set
+            group["lr"] = lr / (ends[id(group)] - now if id(group) in ends else cycle_length(group))
+        try:
+            for group in groups:
+                if id(group) not in ends:
+                    self._move_between(group, state)
+            if due := [group for group in groups if id(group) in ends]:
+                self._sync(due, state, ends, now)
+        finally:
+            for group, lr in rates:
+                group["lr"] = lr
+
+    def _move_between(self, group: Group, state: State) -> None:
+        """Move a group that is not due along its directions, and add its gradients up where they count."""
+        params, directions = moving(self.base, group, state) if self._drift else ([], [])
+        if params:
+            torch._foreach_add_(local_all(params), local_all(directions), alpha=-float(group["lr"]))
+        for p in group["params"] if group["gradient"] != "sync" else ():
+            if p.grad is not None:
+                sums = state[p].get(GATHERED)
+                state[p][GATHERED] = p.grad.clone() if sums is None else sums.add_(p.grad)
+
+    def _sync(self, due: list[Group], state: State, ends: Mapping[int, int], now: int) -> None:
+        """Let the base step on the groups that are due, and keep the directions of those that will be held."""
+        with gathered_gradients(due, state, now):
+            held = []
+            for group in (each for each in due if ends[id(each)] > now + 1):
+                params = [p for p in group["params"] if p.grad is not None]
+                held.append((group, params, begin_directions(self.base, group, params, state)))
+            self._step(due, state)
+            for group, params, buffers in held:
+                end_directions(self.base, group, params, buffers, state)
+        for group, params, directions in held:
+            if not directions:  # the base's own buffers
+                directions = [state[p][BUFFER] for p in params]
+            if self._drift:
+                self._hold(group, params, directions, buffer_is_direction(self.base, group), state)
+            elif params:
+                rest_of_cycle = (now + 1 - ends[id(group)]) * float(group["lr"])
+                torch._foreach_add_(local_all(params), local_all(directions), alpha=rest_of_cycle)
+
+    def _hold(self, group: Group, params: list[Tensor], directions: list[Tensor], shared: bool, state: State) -> None:
+        """Keep directions until the next sync step (shared ones are the base's buffers); without one, rest."""
+        group["moving"] = len(params)
+        for p in set(group["params"]).difference(params):
+            if state.get(p):  # Adam takes an empty state for its first step, so nothing is put into one
+                state[p].pop(DIRECTION, None)
+                state[p][RESTING] = True
+        for p, direction in zip(params, directions, strict=True):
+            state[p].pop(RESTING, None)
+            if shared:
+                state[p].pop(DIRECTION, None)
+            else:
+                state[p][DIRECTION] = direction
+
+    def _step(self, groups: list[Group], state: State) -> None:
+        """Let the base step on some groups."""
+        own = self.base.param_groups
+        self.base.state, self.base.param_groups = state, groups  # the user may have replaced the state
+        try:
+            self.base.step()
+        finally:
+            self.base.param_groups = own
+
+    def create_state(self, state: State) -> None:
+        """Give parameters with a gradient and no state the state of their first step, which must not count."""
+        groups = self.base.param_groups
+        fresh = [[p for p in group["params"] if p.grad is not None and not state.get(p)] for group in groups]
+        no_decay = {"weight_decay": 0.0}  # else decay would be all that the new state holds
+        self._step([{**g, **no_decay, "params": params} for g, params in zip(groups, fresh, strict=True)], state)
+        for group, params in zip(groups, fresh, strict=True):
+            for p in params:
+                if "step" in state.get(p, {}):
+                    state[p]["step"] = state[p]["step"] * 0
+                if self._drift and group["period"] > 1 and not buffer_is_direction(self.base, group):
+                    state[p][DIRECTION] = torch.zeros_like(p)
+            ensure_gathered(group, state)
+
+    def load(self, groups: list[Group], state: State) -> None:
+        """Take the groups and the state of a load."""
+        before = self.base.param_groups
+        self.base.__setstate__({"state": state_for_bases(state), "param_groups": groups})
+        self.base.state = state
+        for old, group in zip(before, groups, strict=True):
+            if missing := [key for key in self.base.defaults if key in old and key not in group]:
+                raise ValueError(f"{type(self.base).__name__} without {quoted(missing)}")
+
+    def for_copy(self) -> tuple[type[Optimizer], dict[str, Any]]:
+        """Return class and attributes for a copy; torch would keep three attributes and lose those of third parties."""
+        if type(self.base).__getstate__ is not Optimizer.__getstate__:
+            return type(self.base), self.base.__getstate__()
+        left_out = ("step", "_zero_grad_profile_name")  # the step that a scheduler wrapped, a name for the profiler
+        kept = {k: v for k, v in vars(self.base).items() if k not in left_out and not k.startswith("_optimizer_")}
+        return type(self.base), kept
+
+
+def rebuild(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
+    """Make a base from its class and attributes."""
+    base = kind.__new__(kind)
+    base.__setstate__(attributes)
+    return base
+
+
+def state_for_bases(state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
+    """Leave out the state in which a base finds nothing of its own: Adam refuses one that is not empty."""
+    return defaultdict(dict, {p: each for p, each in state.items() if each.keys() - OURS})
+
+
+def buffer_is_direction(base: Optimizer, group: Group) -> bool:
+    """Return True if the base's momentum buffer is the direction, so that drift needs no memory."""
+    return type(base) in BUFFERED and group["momentum"] != 0 and not group.get("nesterov")
+
+
+def gradient_is_direction(base: Optimizer, group: Group) -> bool:
+    """Return True where SGD moves along its gradient: cheaper than a displacement, and known at lr = 0 too."""
+    return type(base) is torch.optim.SGD and not group["weight_decay"]
+
+
+def begin_directions(base: Optimizer, group: Group, params: list[Tensor], state: State) -> list[Tensor]:
+    """Return memory for directions, that of the old ones where there are some, with a copy of what is about to move."""
+    if not params or buffer_is_direction(base, group):
+        return []
+    known = [state.get(p, {}).get(DIRECTION) for p in params]
+    buffers = [torch.empty_like(p) if d is None else d for p, d in zip(params, known, strict=True)]
+    if not gradient_is_direction(base, group):
+        torch._foreach_copy_(local_all(buffers), local_all(params))
+    return buffers
+
+
+def end_directions(base: Optimizer, group: Group, params: list[Tensor], buffers: list[Tensor], state: State) -> None:
+    """Turn what was begun into directions once the base has moved: SGD's force, else displacement / lr."""
+    here, lr = local_all(buffers), float(group["lr"])
+    if not buffers:
+        return
+    if gradient_is_direction(base, group):
+        grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in params if p.grad is not None]
+        torch._foreach_copy_(here, local_all(grads))
+        if group["maximize"]:
+            torch._foreach_neg_(here)
+        if group["nesterov"]:
+            torch._foreach_add_(here, local_all([state[p][BUFFER] for p in params]), alpha=group["momentum"])
+    elif lr == 0:
+        torch._foreach_zero_(here)
+    else:
+        torch._foreach_sub_(here, local_all(params))
+        torch._foreach_div_(here, lr)
+
+
+def direction_of(base: Optimizer, param_state: Mapping[str, Any]) -> Tensor | None:
+    """Return a parameter's direction; the group's options may have changed since it was stored."""
+    if DIRECTION not in param_state and type(base) in BUFFERED:
+        return param_state.get(BUFFER)
+    return param_state.get(DIRECTION)
+
+
+def moving(base: Optimizer, group: Group, state: State) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parameters of a group that drift, and their directions."""
+    params, directions = [], []
+    for p in group["params"]:
+        param_state = state.get(p)
+        if param_state and RESTING not in param_state:
+            direction = direction_of(base, param_state)
+            if direction is not None:
+                params.append(p)
+                directions.append(direction)
+    return params, directions
+
+
+def ensure_gathered(group: Group, state: State) -> None:
+    """Begin with zeros: checkpoint formats that load in place know only the names that are there."""
+    if group["gradient"] != "sync" and group["period"] > 1:
+        for p in group["params"]:
+            if param_state := state.get(p):
+                param_state.setdefault(GATHERED, torch.zeros_like(p))
+
+
+@contextmanager
+def gathered_gradients(groups: list[Group], state: State, now: int) -> Iterator[None]:
+    """Put the mean or sum of a cycle's gradients in the place of the current ones for one step of the base."""
+    replaced = []
+    for group in groups:
+        steps = now - group["last_sync"]
+        for p in group["params"] if group["gradient"] != "sync" and steps > 1 else ():
+            # The sum leaves the state meanwhile, since Adam takes an empty one for its first step.
+            total = _total((state.get(p) or {}).pop(GATHERED, None), p.grad)
+            if total is not None:
+                replaced.append((p, p.grad))
+                p.grad = total / (steps if group["gradient"] == "mean" else 1)
+    try:
+        yield
+    finally:
+        for p, grad in replaced:
+            p.grad = grad
+        for group in groups:
+            ensure_gathered(group, state)
+
+
+def _total(sums: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """Add the last gradient; a missing one counts as zero, but a parameter that had none at all is skipped."""
+    if sums is None:
+        return grad
+    if grad is None:
+        return sums if any_nonzero(sums) else None
+    return sums.add_(grad)
