@@ -16,11 +16,11 @@ from mrreg.errors import NoEffectWarning
 from mrreg.masks.attachment import attach
 from mrreg.masks.layer_registry import register_layer
 from mrreg.masks.module import MultirateMask
-from mrreg.optim.two_scales import MultirateAdamW, MultirateSGD
-from mrreg.optim.running_statistics import batch_norm
 from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
+from mrreg.optim.running_statistics import batch_norm
+from mrreg.optim.two_scales import MultirateAdamW, MultirateSGD
 from mrreg.plotting import plot
 from mrreg.thinning.build import thin
 from mrreg.thinning.report import ThinReport

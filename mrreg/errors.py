@@ -5,10 +5,68 @@ Messages follow one template, so that a reader always finds what was wrong, with
     {where}: {argument} must be {rule}, got {value!r}. {remedy}
 """
 
+import contextlib
 import difflib
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
+from pathlib import Path
 from typing import TypeVar
+
+import torch
+
+E = TypeVar("E", bound=Exception)
+T = TypeVar("T")
+
+SHOWN = 5  # names listed in a message before the rest is only counted
+NOT_OF_THE_USER = (*(str(Path(each).parent) + os.sep for each in (torch.__file__, __file__)), contextlib.__file__)
+
+
+class NoEffectWarning(UserWarning):
+    """A call changed nothing, or cannot have the effect it was made for.
+
+    Example:
+        >>> import warnings, mrreg
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", mrreg.NoEffectWarning)
+    """
+
+
+def warn(message: str, category: type[Warning] = NoEffectWarning) -> None:
+    """Warn at the line of the user: the innermost one that is neither in torch nor in mrreg."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(NOT_OF_THE_USER):
+        frame = frame.f_back
+    names, registry = frame.f_globals, frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(
+        message, category, frame.f_code.co_filename, frame.f_lineno, names.get("__name__", "<string>"), registry
+    )
+
+
+def check(
+    condition: object,
+    where: str,
+    argument: str,
+    rule: str,
+    value: object,
+    remedy: str = "",
+    kind: type[Exception] = ValueError,
+) -> None:
+    """Raise the error that `invalid_argument` builds, unless the condition holds."""
+    if not condition:
+        raise invalid_argument(kind, where, argument, rule, value, remedy)
+
+
+def check_type(where: str, argument: str, value: object, cls: type[T], rule: str, remedy: str = "") -> T:
+    """Return an instance of a class; a class in the place of its instance is said to be one."""
+    if isinstance(value, cls):
+        return value
+    name = value.__name__ if isinstance(value, type) else type(value).__name__
+    if isinstance(value, type) and issubclass(value, cls):
+        remedy = f"{name} is a class: give an instance, {name}(...). {remedy}".rstrip()
+    raise invalid_argument(TypeError, where, argument, rule, name, remedy)
 
 
 def check_number(where: str, argument: str, value: object, rule: str, valid: Callable[[float], bool]) -> float:
@@ -20,6 +78,11 @@ def check_number(where: str, argument: str, value: object, rule: str, valid: Cal
     return float(value)
 
 
+def check_share(where: str, argument: str, value: object) -> float:
+    """Return the value as a float in [0, 1]."""
+    return check_number(where, argument, value, "in [0, 1]", lambda share: 0 <= share <= 1)
+
+
 def check_int(where: str, argument: str, value: object, least: int = 1) -> int:
     """Return the value as an int of at least `least`."""
     rule = f"a whole number, at least {least}"
@@ -28,21 +91,6 @@ def check_int(where: str, argument: str, value: object, least: int = 1) -> int:
     if value < least:
         raise invalid_argument(ValueError, where, argument, rule, value)
     return int(value)
-
-
-E = TypeVar("E", bound=Exception)
-
-SHOWN = 5  # names listed in a message before the rest is only counted
-
-
-class NoEffectWarning(UserWarning):
-    """A call changed nothing, or cannot have the effect it was made for.
-
-    Example:
-        >>> import warnings, mrreg
-        >>> with warnings.catch_warnings():
-        ...     warnings.simplefilter("error", mrreg.NoEffectWarning)
-    """
 
 
 def invalid_argument(kind: type[E], where: str, argument: str, rule: str, value: object, remedy: str = "") -> E:

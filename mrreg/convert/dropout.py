@@ -36,7 +36,7 @@ def swap_dropout(
     whose absent units are not computed. Else the columns of the layers that read what it gives are zero while units are
     absent, or, before a residual sum or a norm, the rows of the layer that makes what it takes. Each replacement is
     tried: a float64 copy of the model has to compute the same as with these units dropped. Modules that drop a residual
-    branch at random (DropPath, StochasticDepth) become branches that are off for a cycle, all with the same probability.
+    branch at random (DropPath, StochasticDepth) become branches that are off for a cycle, all with one probability.
     The model is then as if made by `thin`.
 
     Args:
@@ -96,15 +96,16 @@ def _search(
 ) -> tuple[dict[str, Candidate], ThinReport | None]:
     """Choose groups for dropouts, and others where the trial refuses one, until it refuses none."""
     refused: set[str] = set()
+    chosen: dict[str, Candidate] = {}
+
+    def choose(found: list[UnitGroup]) -> list[UnitGroup]:
+        chosen.clear()
+        chosen.update(_assigned(sites, refused))
+        ours = {group.name: group for each in chosen.values() for group in each.groups}
+        return [*(ours.pop(group.name, group) for group in found), *ours.values()]
+
     while True:
-        chosen: dict[str, Candidate] = {}
-
-        def choose(found: list[UnitGroup]) -> list[UnitGroup]:
-            chosen.clear()
-            chosen.update(_assigned(sites, refused))
-            ours = {group.name: group for each in chosen.values() for group in each.groups}
-            return [*(ours.pop(group.name, group) for group in found), *ours.values()]
-
+        chosen.clear()
         if not paths and not _assigned(sites, refused):
             return {}, None
         report = search(model, k, inputs, choose, paths)

@@ -126,9 +126,7 @@ def _watched(twin: nn.Module, sites: dict[str, Site]) -> Iterator[None]:
             handle.remove()
 
 
-def _candidates(
-    site: Site, recording: Recording, finder: Finder, groups: Sequence[UnitGroup]
-) -> Iterator[Candidate]:
+def _candidates(site: Site, recording: Recording, finder: Finder, groups: Sequence[UnitGroup]) -> Iterator[Candidate]:
     """Yield what could be absent in the place of what a dropout drops: a group, columns, or rows."""
     read: dict[tuple[str, int], Slot] = {}
     for op in recording.ops:

@@ -83,7 +83,7 @@ class DrawnTensor:
 
 
 def masked(value: Tensor, bits: Tensor, memory: ReusableBuffer) -> Tensor:
-    """Return a tensor with zeros at absent entries, NaN and inf among them too, which get a gradient of exactly zero."""
+    """Return a tensor with zeros at absent entries, also for NaN and inf, which get a gradient of exactly zero."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return torch.where(bits != 0, value, 0)
     return _Masked.apply(value, bits, memory)  # type: ignore[no-any-return]

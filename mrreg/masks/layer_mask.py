@@ -78,9 +78,7 @@ class LayerMask(ThinMask):
 
     def __str__(self) -> str:
         """Return the options for `print(model)`."""
-        return (
-            f"mask(p={self.p}, k={self.k}, structure={self.structure!r}, boost={self.boost}, rescale={self.rescale})"
-        )
+        return f"mask(p={self.p}, k={self.k}, structure={self.structure!r}, boost={self.boost}, rescale={self.rescale})"
 
     def draws(self) -> int:
         """Return the number of subsets that are drawn, each with an index of its own."""

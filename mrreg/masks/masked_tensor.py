@@ -16,6 +16,7 @@ class Unwritten:
         self._memory = tensor.detach()  # whose address nothing else can have while this holds it
 
     def __call__(self, tensor: Tensor) -> bool:
+        """Return True if nobody has written to the tensor since."""
         same = tensor is self._tensor and tensor.data_ptr() == self._address
         return same and self._version is not None and _version(tensor) == self._version
 

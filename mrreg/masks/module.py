@@ -21,11 +21,13 @@ class MultirateMask(nn.Module, metaclass=_Masked):
     """Masks a module in place: a random subset of its weights is held at zero on all but the last step of a cycle.
 
     It replaces nn.Dropout. `MultirateMask(module, ...)` returns the module itself, which becomes an instance of a
-    subclass of its class: `isinstance` holds for both, and names of parameters are as before. A cycle has k optimizer steps. On the first k - 1 the slow entries of the weights count as
-    zero, get exactly zero gradient and do not change by a bit, nor does the optimizer's state of their shape. On the
-    last, the joint step, all weights are present and the slow ones move `boost` times as far as the optimizer says.
+    subclass of its class: `isinstance` holds for both, and names of parameters are as before. A cycle has k optimizer
+    steps. On the first k - 1 the slow entries of the weights count as zero, get exactly zero gradient and do not change
+    by a bit, nor does the optimizer's state of their shape. On the last, the joint step, all weights are present and
+    the slow ones move `boost` times as far as the optimizer says.
     The parameters themselves always hold their true values, evaluation mode always uses all of them, and the state
-    dict is that of the plain module. `mrreg.unwrap` takes the mask out again. `attach` an optimizer to drive the mask; until then it is dense.
+    dict is that of the plain module. `mrreg.unwrap` takes the mask out again. `attach` an optimizer to drive the mask;
+    until then it is dense.
 
     Cycle of k steps, slow subset S drawn at its start, update u of the optimizer:
 

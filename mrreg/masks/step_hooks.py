@@ -12,7 +12,7 @@ The life of a masked step, in the order of the training loop:
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, cast
 

@@ -75,7 +75,10 @@ def entries_of(mask: ThinMask) -> tuple[int, float]:
     """Return the number of entries of the masked parameters, and of those present on a masked step."""
     total, present = 0, 0.0
     for name, value in mask.masked_parameters():
-        total, present = total + value.numel(), present + value.numel() * (mask.tensors[name].share if name in mask.tensors else 1)
+        total, present = (
+            total + value.numel(),
+            present + value.numel() * (mask.tensors[name].share if name in mask.tensors else 1),
+        )
     return total, present
 
 

@@ -43,7 +43,9 @@ class ThinForward:
             return found[1]
         if is_sharded(value):
             remedy = f"{SHARD_OUTSIDE} Apply it to modules that the forward calls."
-            raise invalid_state(self._mask.where, f"the parameters are still sharded in the forward, {tensor.name!r} among them", remedy)
+            raise invalid_state(
+                self._mask.where, f"the parameters are still sharded in the forward, {tensor.name!r} among them", remedy
+            )
         small = tensor.gather(value)
         if small is value:
             return value
@@ -197,7 +199,9 @@ def _run_traced(
     for attributes, name, value in mask.attributes(model):
         attributes[name] = value
     paths = {module: path for path, module in model.named_modules()}  # a module under two names has one place
-    at = {join(paths[module], leaf): small[t.name] for module, _, found in mask.places(model) for leaf, t in found.items()}
+    at = {
+        join(paths[module], leaf): small[t.name] for module, _, found in mask.places(model) for leaf, t in found.items()
+    }
     with _reparametrize_module(model, at, tie_weights=False):
         rebuild_attributes([model])
         output = forward(model, *args, **kwargs)

@@ -15,7 +15,7 @@ from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_state
 from mrreg.masks.sampling import draw_kept
 from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.masks.thin_tensor import WHERE, ThinTensor, own_table, tensors_of
+from mrreg.masks.thin_tensor import WHERE, own_table, tensors_of
 
 NAME = "_thin_mask"  # under which a thin model has its mask
 LAYER_NAME = "_layer_mask"  # and a module its `MultirateMask`
@@ -145,6 +145,7 @@ class ThinMask:
         return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
 
     def root(self) -> nn.Module:
+        """Return the model."""
         model = self._model()
         assert model is not None
         return model

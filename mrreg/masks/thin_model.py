@@ -102,7 +102,7 @@ def uninstall(model: nn.Module) -> None:
 
 
 @functools.cache
-def masked_class(plain: Any, name: str) -> Any:
+def masked_class(plain: Any, name: str) -> Any:  # noqa: C901
     """Return the subclass of a class whose forward leaves out what a mask, kept under that name, says is absent."""
 
     @functools.wraps(plain.forward)

@@ -30,9 +30,7 @@ class ThinLeaf:
         self.leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
-    def enter(
-        self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor, step: int
-    ) -> None:
+    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor, step: int) -> None:
         """Put the kept entries into the place of the parameter."""
         if step != self._step + 1:  # whole state was stepped since: fused optimizers write without telling versions
             self._known.clear()

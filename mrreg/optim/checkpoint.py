@@ -59,6 +59,7 @@ def fitted(
 
 
 def check_form(where: str, saved: Any) -> None:
+    """Refuse what has not the form of a state dict."""
     if not isinstance(saved, dict):
         raise invalid_argument(TypeError, where, "state_dict", SAVED, type(saved).__name__)
     for key, kind in (("state", Mapping), ("param_groups", list)):

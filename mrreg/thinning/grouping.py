@@ -23,9 +23,7 @@ class Refusal:
     reason: str
 
 
-def find(
-    twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]
-) -> tuple[list[UnitGroup], list[Refusal]]:
+def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[list[UnitGroup], list[Refusal]]:
     """Run a double copy once and return its groups, in the order of their first producers, and what is none.
 
     Args:

@@ -102,7 +102,9 @@ class ThinReport(Mapping[str, ThinEntry]):
     @property
     def groups(self) -> list[UnitGroup]:
         """Groups that lose units."""
-        return [UnitGroup(n, e.kind, e.units, e.kept, e.slots, e.blocks, e.zeroed) for n, e in self.items() if e.admitted]  # type: ignore[arg-type]
+        return [
+            UnitGroup(n, e.kind, e.units, e.kept, e.slots, e.blocks, e.zeroed) for n, e in self.items() if e.admitted
+        ]  # type: ignore[arg-type]
 
     def with_k(self, k: int) -> "ThinReport":
         """The same outcome for another number of steps per cycle."""

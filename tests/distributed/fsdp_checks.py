@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from helpers.masks import bits
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
-
-from helpers.masks import bits
 
 import mrreg
 from distributed.cases import (

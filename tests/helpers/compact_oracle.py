@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from mrreg.masks.compact_forward import Units
 from torch import Tensor, nn
 from torch.func import functional_call
-
-from mrreg.masks.compact_forward import Units
 
 
 def units_of(

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from helpers.masks import bits
 from paper.oracles_masks import Array, Bits, MaskedAdamW, MaskedSGD, Rule, masked_training
 from torch import Tensor, nn
-
-from helpers.masks import bits
 
 import mrreg
 

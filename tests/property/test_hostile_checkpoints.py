@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from torch.optim import Optimizer
 
 JUNK: list[Any] = [None, "x", -1, 2.5, float("nan"), 10**9, [], {}, (), True, torch.zeros(3), torch.zeros(7, 5)]
-OURS = ("clock", "last_sync", "period", "initial_period", "phase", "drift", "gradient", "slow_lr", "moving", "direction")
+OURS = (
+    "clock",
+    "last_sync",
+    "period",
+    "initial_period",
+    "phase",
+    "drift",
+    "gradient",
+    "slow_lr",
+    "moving",
+    "direction",
+)
 """What a base keeps for itself is its own to check; a later sync step is as good as the true one."""
 
 

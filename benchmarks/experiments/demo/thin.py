@@ -84,9 +84,7 @@ def network(method: Method, width: int) -> nn.Sequential:
     model = nn.Sequential(
         nn.Linear(PIXELS, width), nn.ReLU(), *drop, nn.Linear(width, width), nn.ReLU(), *drop, nn.Linear(width, CLASSES)
     )
-    return (
-        mrreg.thin(model, k=method.k, plan=plan(method.p, width))[0] if method.kind == "thin" else model
-    )
+    return mrreg.thin(model, k=method.k, plan=plan(method.p, width))[0] if method.kind == "thin" else model
 
 
 @cache

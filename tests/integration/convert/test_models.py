@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.masks import bits, of
 from torch import Tensor, nn
-
-from helpers.masks import of, bits
 
 import mrreg
 

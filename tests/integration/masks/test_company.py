@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.masks import held_bits, mlp, of, train, train_step
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 

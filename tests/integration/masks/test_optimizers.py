@@ -6,7 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import batch, bits, held_bits, loss_of, masks, mlp, of, plain_mlp, same_bits, slow_entries, train, train_step
+from helpers.masks import (
+    batch,
+    bits,
+    held_bits,
+    loss_of,
+    masks,
+    mlp,
+    of,
+    plain_mlp,
+    same_bits,
+    slow_entries,
+    train,
+    train_step,
+)
 from torch import nn
 from torch.optim import Optimizer
 

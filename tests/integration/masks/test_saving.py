@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import bits, masks, mlp, of, same_bits, train
+from helpers.masks import masks, mlp, of, same_bits, train
 from torch import nn
 from torch.optim import Optimizer
 

@@ -119,9 +119,7 @@ def test_every_step_of_two_cycles(make: Make, stop: int) -> None:
 @pytest.mark.parametrize("at_rest", [True, False])
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("make", MAKES)
-def test_every_route_in_mid_cycle(
-    make: Make, route: Route, at_rest: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_route_in_mid_cycle(make: Make, route: Route, at_rest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODE, "at_rest", at_rest)
     resumes(make, route, 3)
 
@@ -243,7 +241,11 @@ class TestRefused:
         self.attempt(self.saved(lambda net: sgd(net, k=5)), "period 3", "got 5")
 
     def test_a_plain_optimizer_of_another_kind(self) -> None:
-        self.attempt(self.saved(lambda net: torch.optim.AdamW(net.parameters())), "a saved state that its parts can take", "SGD without 'dampening', 'momentum'")
+        self.attempt(
+            self.saved(lambda net: torch.optim.AdamW(net.parameters())),
+            "a saved state that its parts can take",
+            "SGD without 'dampening', 'momentum'",
+        )
 
     def test_another_number_of_parameters(self) -> None:
         make: Make = lambda net: mrreg.MultirateSGD(  # noqa: E731

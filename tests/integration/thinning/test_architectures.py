@@ -72,7 +72,11 @@ def report_of(name: str) -> ThinReport:
 def test_every_inner_group_is_found_and_admitted(name: str) -> None:
     report = report_of(name)
     assert Counter(entry.kind for entry in report.values() if entry.admitted) == ADMITTED[name]
-    assert all(0 < entry.kept < entry.units and (entry.zeroed or not entry.reason) for entry in report.values() if entry.admitted)
+    assert all(
+        0 < entry.kept < entry.units and (entry.zeroed or not entry.reason)
+        for entry in report.values()
+        if entry.admitted
+    )
     assert {path for path, entry in report.items() if entry.zeroed} == set(ZEROED.get(name, ()))
     assert all(entry.kept == entry.units and entry.reason for entry in report.values() if not entry.admitted)
     assert {each.attribute for each in report.overrides} == OVERRIDDEN.get(name, set())

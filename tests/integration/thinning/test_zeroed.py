@@ -1,4 +1,4 @@
-"""Units that the code of a model does not let be left out: they are computed, and the columns that read them are zero."""
+"""Units that the code of a model does not let be left out: they are computed, and columns that read them are zero."""
 
 import copy
 import io

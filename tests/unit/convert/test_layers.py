@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from helpers.masks import bits
+from torch import Tensor, nn
 
 import mrreg
 

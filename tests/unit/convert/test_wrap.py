@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.masks import bits, of
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
-
-from helpers.masks import of, bits
 
 import mrreg
 from mrreg import MultirateMask

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-
 from helpers.masks import bits
+from torch import Tensor, nn
 
 import mrreg
 from mrreg import MultirateMask

@@ -1,4 +1,4 @@
-"""What a masked step does not gather, or fill with zeros, again: nobody has touched it, and everything else is renewed."""
+"""What a masked step does not gather, or fill with zeros, again: nobody has touched it; all else is renewed."""
 
 from collections.abc import Callable
 from typing import Any

@@ -294,9 +294,7 @@ def test_numpy_numbers_become_pythons(form: Any) -> None:
     net = network()
     number = np.float32(0.25)
     for slow_lr in ("per_gradient", number):
-        optimizer = form(
-            net.parameters(), lr=0.25, k=np.int32(4), fast=net.head, slow_lr=slow_lr
-        )
+        optimizer = form(net.parameters(), lr=0.25, k=np.int32(4), fast=net.head, slow_lr=slow_lr)
         kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
         assert kinds <= {int, float, bool, str, list, tuple, type(None)}
 
