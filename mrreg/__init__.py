@@ -13,8 +13,8 @@ from mrreg.auditing.run import Audit, audit
 from mrreg.convert.dropout import swap_dropout
 from mrreg.convert.wrap import mask, unwrap
 from mrreg.errors import NoEffectWarning
-from mrreg.masks.attachment import attach
-from mrreg.masks.layer_registry import register_layer
+from mrreg.masks.attach import attach
+from mrreg.masks.layers import register_layer
 from mrreg.masks.module import MultirateMask
 from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate

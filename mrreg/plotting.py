@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.errors import check_int, invalid_argument
-from mrreg.masks.subsets import Subset, masks_in, subsets_of
+from mrreg.masks.status import Subset, masks_in, subsets_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

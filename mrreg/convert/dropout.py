@@ -11,8 +11,8 @@ from mrreg.convert.report import Report, Swap
 from mrreg.convert.sites import ATTENTION, Candidate, Site, find_sites
 from mrreg.convert.wrap import check_model
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument
-from mrreg.masks.slots import UnitGroup
-from mrreg.masks.thin_model import install
+from mrreg.masks.groups import UnitGroup
+from mrreg.masks.install import install
 from mrreg.thinning.blocks import BLOCKS
 from mrreg.thinning.branches import drop_probability
 from mrreg.thinning.build import search

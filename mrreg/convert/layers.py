@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mrreg.isolation import deep_copy, random_state_kept
-from mrreg.masks.layer_registry import LINEAR, LINEAR_TRANSPOSED, register_layer, registered_layout
+from mrreg.masks.layers import LINEAR, LINEAR_TRANSPOSED, register_layer, registered_layout
 from mrreg.module_utils import has_stock_forward
 
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from mrreg.convert.layers import register_linear_layers
 from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
+from mrreg.masks.install import put_mask, take_mask, uninstall
+from mrreg.masks.mask import LAYER_NAME, find_mask
 from mrreg.masks.module import MultirateMask, layer_mask
 from mrreg.masks.options import check_structure
 from mrreg.masks.targets import Structure, find_targets
-from mrreg.masks.thin_mask import LAYER_NAME, thin_mask
-from mrreg.masks.thin_model import put_mask, take_mask, uninstall
 from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
@@ -110,7 +110,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """
     check_model("unwrap", model)
     for module in model.modules():
-        if thin_mask(module) is not None:
+        if find_mask(module) is not None:
             uninstall(module)
         if isinstance(module, MultirateMask):
             take_mask(module, LAYER_NAME)
@@ -122,7 +122,7 @@ def check_model(where: str, model: object) -> None:
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
     check_materialized(where, "model", model)
-    if where != "unwrap" and any(thin_mask(module) is not None for module in model.modules()):
+    if where != "unwrap" and any(find_mask(module) is not None for module in model.modules()):
         raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from mrreg.errors import check_int
-from mrreg.masks.attachment import Attachment, attach
+from mrreg.masks.attach import Attachment, attach
 
 
 class MaskDriver:

@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.drawn_tensor import DrawnTensor
+from mrreg.masks.groups import Slot, UnitGroup
+from mrreg.masks.mask import Mask
 from mrreg.masks.options import CHANGEABLE, WHERE
-from mrreg.masks.slots import Slot, UnitGroup
 from mrreg.masks.targets import MaskTarget
-from mrreg.masks.thin_mask import ThinMask
-from mrreg.masks.thin_tensor import tensors_of
+from mrreg.masks.tensors import ZeroedTensor, tensors_of
 from mrreg.module_utils import parameter, rebuild_attributes
 
 
-class LayerMask(ThinMask):
+class LayerMask(Mask):
     """A mask whose share `p` may change at any time; the next cycle is drawn with it.
 
     Args:
@@ -24,7 +23,7 @@ class LayerMask(ThinMask):
         targets: What is drawn in which of its parameters.
         structure: Kind of draw.
         p: Share of what is drawn that is absent.
-        k, boost, rescale: As in `ThinMask`.
+        k, boost, rescale: As in `Mask`.
     """
 
     p = 0.0  # type: ignore[assignment]
@@ -47,7 +46,7 @@ class LayerMask(ThinMask):
         self.p = p
         super().__init__(module, self._resized(groups), (), k, boost, rescale, where=WHERE)
         self.fixed = False
-        self._single = [] if self.groups else [DrawnTensor(target, p) for target in self.targets]
+        self._single = [] if self.groups else [ZeroedTensor(target, p) for target in self.targets]
         self.tensors.update({each.name: each for each in self._single})
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from mrreg.masks.install import OPTIONS, put_mask
 from mrreg.masks.layer_mask import LayerMask
+from mrreg.masks.mask import LAYER_NAME
 from mrreg.masks.options import check_module, check_structure
 from mrreg.masks.targets import Structure, find_targets
-from mrreg.masks.thin_mask import LAYER_NAME
-from mrreg.masks.thin_model import OPTIONS, put_mask
 
 
 class _Masked(type):
@@ -24,10 +24,9 @@ class MultirateMask(nn.Module, metaclass=_Masked):
     subclass of its class: `isinstance` holds for both, and names of parameters are as before. A cycle has k optimizer
     steps. On the first k - 1 the slow entries of the weights count as zero, get exactly zero gradient and do not change
     by a bit, nor does the optimizer's state of their shape. On the last, the joint step, all weights are present and
-    the slow ones move `boost` times as far as the optimizer says.
-    The parameters themselves always hold their true values, evaluation mode always uses all of them, and the state
-    dict is that of the plain module. `mrreg.unwrap` takes the mask out again. `attach` an optimizer to drive the mask;
-    until then it is dense.
+    the slow ones move `boost` times as far as the optimizer says. The parameters themselves always hold their true
+    values, evaluation mode always uses all of them, and the state dict is that of the plain module. `mrreg.unwrap`
+    takes the mask out again. `attach` an optimizer to drive the mask; until then it is dense.
 
     Cycle of k steps, slow subset S drawn at its start, update u of the optimizer:
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
 from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.masks.install import check_own_forward
+from mrreg.masks.mask import masks_of
 from mrreg.masks.targets import STRUCTURES
-from mrreg.masks.thin_mask import masks_of
-from mrreg.masks.thin_model import check_own_forward
 from mrreg.module_utils import check_materialized, check_torch_layers
 
 WHERE = "MultirateMask"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mrreg.distributed.sharding import cut, is_sharded, window
 from mrreg.hashing import splitmix64
-from mrreg.masks.masked_tensor import ReusableBuffer, bits_dtype
+from mrreg.masks.entries import ReusableBuffer, bits_dtype
 
 HALF = 1 << 30  # hash values lie in [-HALF, HALF)
 BLOCK = 1 << 20  # entries hashed at once: bounds the temporary memory, and counters stay far below 2^31

@@ -8,8 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from mrreg.errors import invalid_argument, quoted, unknown_name
-from mrreg.masks.parametrized import makes_a_weight, normalized_dims
-from mrreg.masks.unit_layouts import CONVOLUTIONS, UnitLayout, find_layout
+from mrreg.masks.layers import CONVOLUTIONS, UnitLayout, find_layout, makes_a_weight, normalized_dims
 
 Structure = Literal["weight", "input", "output", "hidden"]
 STRUCTURES = get_args(Structure)

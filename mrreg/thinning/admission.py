@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from mrreg.masks.slots import AttributeOverride, UnitGroup
+from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.thinning.double_copy import Inputs, randomize
 from mrreg.thinning.overrides import OverrideSearch
 from mrreg.thinning.paths import find_paths

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from torch import nn
 
 from mrreg.errors import check_number, invalid_argument, unknown_name
-from mrreg.masks.block_forward import switched, value_when_off
-from mrreg.masks.slots import Block, BlockCall, UnitGroup
+from mrreg.masks.blocks import switched, value_when_off
+from mrreg.masks.groups import Block, BlockCall, UnitGroup
 from mrreg.thinning.admission import Admission
 from mrreg.thinning.branches import drop_probability, look, outermost
 from mrreg.thinning.counts import Shares

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mrreg.masks.block_forward import first_input
+from mrreg.masks.blocks import first_input
+from mrreg.masks.groups import Block, BlockCall
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.slots import Block, BlockCall
 from mrreg.module_utils import within
 from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in
 from mrreg.thinning.recorder import summands

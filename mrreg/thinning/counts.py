@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from typing import get_args
 
 from mrreg.errors import check_number, invalid_argument, unknown_name
-from mrreg.masks.slots import Kind, UnitGroup
+from mrreg.masks.groups import Kind, UnitGroup
 from mrreg.thinning.double_copy import WHERE
 
 Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too

@@ -7,7 +7,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mrreg.isolation import set_generators
-from mrreg.masks.checkpoint_guard import CheckpointGuard
+from mrreg.masks.checkpoints import CheckpointGuard
 from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, outputs_in
 from mrreg.thinning.paths import buffers_kept
 

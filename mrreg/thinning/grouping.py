@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.slots import Kind, Role, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
 from mrreg.thinning.channel_sets import ChannelSets, Place, Unit
 from mrreg.thinning.double_copy import Inputs, randomize
 from mrreg.thinning.influence import Influence

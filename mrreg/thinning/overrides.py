@@ -6,7 +6,7 @@ from itertools import combinations
 
 from torch import Tensor, nn
 
-from mrreg.masks.slots import AttributeOverride, UnitGroup
+from mrreg.masks.groups import AttributeOverride, UnitGroup
 
 Key = tuple[str, str]  # path of a module without the numbers of its layers, attribute
 MOST = 3  # attributes that one group may need to change

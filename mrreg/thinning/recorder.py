@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mrreg.errors import add_note
-from mrreg.masks.checkpoint_guard import CheckpointGuard
+from mrreg.masks.checkpoints import CheckpointGuard
 from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
 
 

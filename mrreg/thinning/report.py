@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mrreg.errors import quoted
-from mrreg.masks.slots import AttributeOverride, Block, BlockCall, Slot, UnitGroup
+from mrreg.masks.groups import AttributeOverride, Block, BlockCall, Slot, UnitGroup
 
 LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
 SHOWN = 3  # modules named in that reason

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.slots import AttributeOverride, UnitGroup
+from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.thinning.double_copy import Inputs, named_tensors
 from mrreg.thinning.paths import Path, Ran, run
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import mrreg
 from distributed.cases import DDP, PLAIN, K, backward, batch, check, equal_to_one_process, plain_net, sharded
-from mrreg.masks.thin_model import install
+from mrreg.masks.install import install
 
 GROUPS = (
     group("0", 5, 3, producer=[("0.weight", 0), ("0.bias", 0)], consumer=[("2.weight", 1)]),

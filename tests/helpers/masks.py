@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import mrreg
-from mrreg.masks.drawn_tensor import DrawnTensor
+from mrreg.masks.entries import as_bits
 from mrreg.masks.layer_mask import LayerMask
-from mrreg.masks.masked_tensor import as_bits
-from mrreg.masks.thin_mask import LAYER_NAME, thin_mask
+from mrreg.masks.mask import LAYER_NAME, find_mask
+from mrreg.masks.tensors import ZeroedTensor
 
 
 def mlp(p: float = 0.5, k: int = 3, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Sequential:
@@ -61,7 +61,7 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range | int) -> list[fl
 
 def of(module: Any) -> LayerMask:
     """The mask of a module."""
-    mask = thin_mask(module, LAYER_NAME)
+    mask = find_mask(module, LAYER_NAME)
     assert isinstance(mask, LayerMask)
     return mask
 
@@ -73,7 +73,7 @@ def bits(module: nn.Module) -> dict[str, Tensor]:
         tensor = mask.tensors.get(name)
         if tensor is None:
             found[name] = -torch.ones(p.shape, dtype=torch.int32)
-        elif isinstance(tensor, DrawnTensor):
+        elif isinstance(tensor, ZeroedTensor):
             found[name] = tensor.bits(p)
         else:
             ((dim, kept),) = tensor._kept.items()

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.slots import Kind, Role, Slot, UnitGroup
-from mrreg.masks.thin_mask import ThinMask, thin_mask
-from mrreg.masks.thin_model import install
+from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
+from mrreg.masks.install import install
+from mrreg.masks.mask import Mask, find_mask
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
 
@@ -40,9 +40,9 @@ def thin_net(dtype: torch.dtype = torch.float64, **options: Any) -> nn.Sequentia
     return install(net(dtype), GROUPS, **{"k": 3, **options})
 
 
-def mask_of(model: nn.Module) -> ThinMask:
+def mask_of(model: nn.Module) -> Mask:
     """The mask of a thin model."""
-    mask = thin_mask(model)
+    mask = find_mask(model)
     assert mask is not None
     return mask
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from mrreg.masks.groups import UnitGroup
 from mrreg.masks.sampling import draw_kept
-from mrreg.masks.slots import UnitGroup
 from mrreg.module_utils import tensors_in
 
 Make = Callable[[Any], Optimizer]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import mrreg
-from mrreg.masks.masked_tensor import as_bits
+from mrreg.masks.entries import as_bits
 
 Layer = tuple[Callable[[], nn.Module], tuple[int, ...]]
 LAYERS: list[Layer] = [

@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import mrreg
-from mrreg.masks.masked_tensor import as_bits
+from mrreg.masks.entries import as_bits
 
 Make = Callable[[Any], Optimizer]
 OPTIMIZERS: dict[str, Make] = {

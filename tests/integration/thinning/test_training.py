@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 import mrreg
-from mrreg.masks.thin_mask import thin_mask
+from mrreg.masks.mask import find_mask
 from mrreg.thinning.paths import NoDropout
 
 K = 3
@@ -52,7 +52,7 @@ def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
     model, inputs = double(name)
     plain = copy.deepcopy(model)
     model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
-    groups = thin_mask(model).groups  # type: ignore[union-attr]
+    groups = find_mask(model).groups  # type: ignore[union-attr]
     ours = OPTIMIZERS[optimizer](model.parameters())
     mrreg.attach(ours, model)
     literal = LiteralTraining(plain, groups, OPTIMIZERS[optimizer], K, boost=K, rescale=True)

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mrreg.masks.kept_entries import KeptEntries, gather
-from mrreg.masks.masked_tensor import ReusableBuffer
+from mrreg.masks.entries import KeptEntries, ReusableBuffer, gather
 
 CPU = torch.device("cpu")
 LAST = torch.channels_last

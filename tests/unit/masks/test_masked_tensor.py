@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mrreg.masks.masked_tensor import ReusableBuffer
+from mrreg.masks.entries import ReusableBuffer
 
 VALUE = torch.zeros(3, 4)
 

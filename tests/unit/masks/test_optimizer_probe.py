@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import mrreg
-from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
+from mrreg.masks.optimizers import inner_optimizer, refuse_unfit
 
 Make = Callable[[list[nn.Parameter]], Any]
 FIT: dict[str, Make] = {

@@ -20,10 +20,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.checkpoint import checkpoint
 
 import mrreg
-from mrreg.masks.masked_tensor import as_bits
-from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.masks.thin_mask import NAME, thin_mask
-from mrreg.masks.thin_model import install
+from mrreg.masks.entries import as_bits
+from mrreg.masks.groups import AttributeOverride, UnitGroup
+from mrreg.masks.install import install
+from mrreg.masks.mask import NAME, find_mask
 
 MAKES: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, lr=0.1),
@@ -592,7 +592,7 @@ def test_other_optimizers_of_a_tied_parameter_are_refused() -> None:
 
 
 def test_thin_mask_of_a_plain_model() -> None:
-    assert thin_mask(net()) is None
+    assert find_mask(net()) is None
 
 
 def test_a_thin_model_whose_parts_alone_are_called_says_so_once() -> None:

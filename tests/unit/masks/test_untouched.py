@@ -9,7 +9,7 @@ from helpers.thin import mask_of
 from torch import Tensor, nn
 
 import mrreg
-from mrreg.masks.masked_tensor import ReusableBuffer, Unwritten
+from mrreg.masks.entries import ReusableBuffer, Unwritten
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.001, momentum=0.9),

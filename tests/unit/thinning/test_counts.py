@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mrreg.masks.slots import Kind, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Slot, UnitGroup
 from mrreg.thinning.counts import kept, with_counts
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mrreg.masks.slots import UnitGroup
+from mrreg.masks.groups import UnitGroup
 from mrreg.thinning.double_copy import double_copy, probing, read_inputs
 from mrreg.thinning.grouping import Refusal, find
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mrreg.masks.slots import AttributeOverride, Slot, UnitGroup
+from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.build import find_groups
 from mrreg.thinning.double_copy import double_copy, probing, read_inputs

@@ -10,18 +10,17 @@ from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
 from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
+from mrreg.masks.clock import KEYS
+from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.layer_mask import LayerMask
-from mrreg.masks.mask_clock import KEYS
+from mrreg.masks.mask import Mask
 from mrreg.masks.module import MultirateMask
-from mrreg.masks.optimizer_probe import inner_optimizer, refuse_unfit
-from mrreg.masks.status import collect_state, describe, positions
-from mrreg.masks.step_hooks import WHERE, MaskStepHooks, check_fast, driving
-from mrreg.masks.subsets import masks_in
+from mrreg.masks.optimizers import inner_optimizer, refuse_unfit
+from mrreg.masks.status import collect_state, describe, masks_in, positions
 from mrreg.masks.superseded import forget_superseded
-from mrreg.masks.thin_mask import ThinMask
 from mrreg.module_utils import join, within
 
-_drivers: "WeakKeyDictionary[ThinMask, ref[MaskStepHooks]]" = WeakKeyDictionary()
+_drivers: "WeakKeyDictionary[Mask, ref[MaskStepHooks]]" = WeakKeyDictionary()
 
 
 class Attachment:
@@ -182,7 +181,7 @@ def _one_model(model: Any) -> nn.Module:
     return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
-def _check_masks(model: nn.Module, masks: Mapping[str, ThinMask]) -> None:
+def _check_masks(model: nn.Module, masks: Mapping[str, Mask]) -> None:
     """Refuse a model without masks, or with one that would not be called or meet what is sharded inside it."""
     if not masks:
         rule, remedy = "a module with a mask", "Wrap a layer in MultirateMask, or make the model thin, first."
@@ -201,7 +200,7 @@ def _check_masks(model: nn.Module, masks: Mapping[str, ThinMask]) -> None:
                 raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
 
 
-def _owner(optimizers: list[Optimizer], name: str, mask: ThinMask) -> int | None:
+def _owner(optimizers: list[Optimizer], name: str, mask: Mask) -> int | None:
     """Return the position of the optimizer that has a mask's parameters; None if they are frozen and in none."""
     owners: dict[int | None, list[str]] = {}
     lost = []
@@ -235,7 +234,7 @@ def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
     return None
 
 
-def _refuse_ties(model: nn.Module, name: str, mask: ThinMask) -> None:
+def _refuse_ties(model: nn.Module, name: str, mask: Mask) -> None:
     """Refuse a masked parameter that is used outside its mask: it would be masked in one place and not in another."""
     inside = {id(p) for _, p in mask.masked_parameters()}
     holder = model.get_submodule(name)

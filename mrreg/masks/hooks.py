@@ -2,11 +2,11 @@
 
 The life of a masked step, in the order of the training loop:
 
-    thin_call.run             computes without what is absent (thin_call.py)
-    loss.backward()           gives it no gradient (kept_entries.py, drawn_tensor.py)
-    MaskStepHooks._before     lets the optimizer see what is present alone, or remembers the rest (thin_step.py)
+    forward.run             computes without what is absent (forward.py)
+    loss.backward()           gives it no gradient (entries.py)
+    MaskStepHooks._before     lets the optimizer see what is present alone, or remembers the rest (step.py)
     optimizer.step()          is the optimizer's own
-    MaskStepHooks._after      puts that back and moves the clock (mask_clock.py); a new cycle is drawn (sampling.py)
+    MaskStepHooks._after      puts that back and moves the clock (clock.py); a new cycle is drawn (sampling.py)
 """
 
 import copy
@@ -23,10 +23,10 @@ from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import invalid_argument, invalid_state
-from mrreg.masks.mask_clock import CLOCK, SEED, clear_clock, read_clock, write_clock
+from mrreg.masks.clock import CLOCK, SEED, clear_clock, read_clock, write_clock
+from mrreg.masks.mask import Mask, MoveReport
+from mrreg.masks.step import Call, MaskedStep
 from mrreg.masks.superseded import Superseded
-from mrreg.masks.thin_mask import MoveReport, ThinMask
-from mrreg.masks.thin_step import Call, ThinStep
 
 WHERE = "attach"
 
@@ -37,9 +37,9 @@ class MaskStepHooks:
     def __init__(self, optimizer: Optimizer, seed: int, is_wrapped: bool = False) -> None:
         self.seed = seed
         self.move_report = MoveReport(tolerated=int(is_wrapped))
-        self.masks: list[tuple[ThinMask, int]] = []  # with the index of their first draw
+        self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
-        self.thin = ThinStep()
+        self.thin = MaskedStep()
         self.optimizer = weakref.ref(optimizer, self._detach_masks)
         self.handles: list[RemovableHandle] = []
 
@@ -68,7 +68,7 @@ class MaskStepHooks:
             clear_clock(optimizer.param_groups)
         self._detach_masks(None)
 
-    def release(self, masks: Iterable[ThinMask]) -> None:
+    def release(self, masks: Iterable[Mask]) -> None:
         """Leave some of the masks to another optimizer."""
         taken = list(masks)
         kept = [i for i, (mask, _) in enumerate(self.masks) if all(mask is not each for each in taken)]

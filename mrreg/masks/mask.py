@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_state
+from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.sampling import draw_kept
-from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.masks.thin_tensor import WHERE, own_table, tensors_of
+from mrreg.masks.tensors import WHERE, own_table, tensors_of
 
 NAME = "_thin_mask"  # under which a thin model has its mask
 LAYER_NAME = "_layer_mask"  # and a module its `MultirateMask`
@@ -43,7 +43,7 @@ class MoveReport:
     given: bool = False
 
 
-class ThinMask:
+class Mask:
     """The mask of a module: units or entries of its tensors are absent on all but the last step of a cycle.
 
     Args:
@@ -145,7 +145,7 @@ class ThinMask:
         return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
 
     def root(self) -> nn.Module:
-        """Return the model."""
+        """Return the module whose tensors are masked."""
         model = self._model()
         assert model is not None
         return model
@@ -258,7 +258,7 @@ class ThinMask:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
-        return ThinMask, (
+        return Mask, (
             None,
             self.groups,
             self.overrides,
@@ -269,14 +269,14 @@ class ThinMask:
         )
 
 
-def thin_mask(model: nn.Module, name: str = NAME) -> ThinMask | None:
+def find_mask(model: nn.Module, name: str = NAME) -> Mask | None:
     """Return the mask of a module; a copy of a module gets to know its own here."""
-    mask: ThinMask | None = vars(model).get(name)
+    mask: Mask | None = vars(model).get(name)
     if mask is not None:
         mask.belongs_to(model)
     return mask
 
 
-def masks_of(module: nn.Module) -> list[ThinMask]:
+def masks_of(module: nn.Module) -> list[Mask]:
     """Return the masks of this very module."""
-    return [mask for name in (NAME, LAYER_NAME) if (mask := thin_mask(module, name)) is not None]
+    return [mask for name in (NAME, LAYER_NAME) if (mask := find_mask(module, name)) is not None]

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from mrreg.errors import invalid_argument, invalid_state
-from mrreg.masks import thin_call
 from mrreg.masks.attention import MultiheadAttention
-from mrreg.masks.block_forward import put_in, take_out
-from mrreg.masks.slots import AttributeOverride, UnitGroup
-from mrreg.masks.thin_mask import NAME, ThinMask
-from mrreg.masks.thin_tensor import WHERE
+from mrreg.masks.blocks import put_in, take_out
+from mrreg.masks.forward import run
+from mrreg.masks.groups import AttributeOverride, UnitGroup
+from mrreg.masks.mask import NAME, Mask
+from mrreg.masks.tensors import WHERE
 
 Model = TypeVar("Model", bound=nn.Module)
 OPTIONS: dict[str, dict[str, property]] = {}  # that modules with a mask of this name have for attributes
@@ -49,7 +49,7 @@ def install(
         ValueError: If the model is thin already, has a forward of its own beside its class's, or is compiled.
     """
     check_thinnable(model)
-    mask = ThinMask(model, groups, overrides, k, boost, rescale, flops)
+    mask = Mask(model, groups, overrides, k, boost, rescale, flops)
     put_mask(model, mask, NAME)
     if mask.block_group is not None:
         put_in(model, mask.block_group.blocks, mask)
@@ -59,20 +59,20 @@ def install(
     return model
 
 
-def put_mask(module: nn.Module, mask: ThinMask, name: str) -> None:
+def put_mask(module: nn.Module, mask: Mask, name: str) -> None:
     """Give a module a mask under a name, and the class that asks it."""
     vars(module)[name] = mask
     kind: Any = type(module)
     module.__class__ = masked_class(kind, name)
 
 
-def take_mask(module: nn.Module, name: str) -> ThinMask:
+def take_mask(module: nn.Module, name: str) -> Mask:
     """Give a module its own class back, and return the mask, which holds nothing from now on."""
     kind = vars(type(module))
     if kind.get("_mask_name") != name:
         problem = f"{type(module).__name__} has been given another class since it got its mask"
         raise invalid_state("unwrap", problem, "Unwrap before fully_shard.")
-    mask: ThinMask = vars(module).pop(name)
+    mask: Mask = vars(module).pop(name)
     module.__class__ = kind["_plain"]
     mask.forget()
     return mask
@@ -110,7 +110,7 @@ def masked_class(plain: Any, name: str) -> Any:  # noqa: C901
         mask = vars(self).get(name)
         if mask is None:  # made by the class, such as a slice of a Sequential
             return plain.forward(self, *args, **kwargs)
-        return thin_call.run(mask, self, self.training, plain.forward, args, kwargs)
+        return run(mask, self, self.training, plain.forward, args, kwargs)
 
     def extra_repr(self: nn.Module) -> str:
         mask = vars(self).get(name)
@@ -160,7 +160,7 @@ def rebuild_masked(plain: Any, name: str, *args: Any) -> Any:
     return made.__new__(made, *args)
 
 
-def rebuild_with_mask(mask: ThinMask, name: str, rebuild: Any, *args: Any) -> Any:
+def rebuild_with_mask(mask: Mask, name: str, rebuild: Any, *args: Any) -> Any:
     """Begin the copy of a masked module whose class says itself how it is copied."""
     made = rebuild(*args)
     put_mask(made, mask, name)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.slots import Block, BlockCall
+from mrreg.masks.groups import Block, BlockCall
 
 
 class Switches(Protocol):

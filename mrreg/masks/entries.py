@@ -1,15 +1,103 @@
-"""The entries of a tensor that belong to kept units: gathered into a smaller tensor, and written back into place."""
+"""The entries of a tensor that are present: taken out of it and put back; and memory that is used again."""
 
 from collections.abc import Mapping
 from math import prod
+from sys import getrefcount
+from threading import get_ident
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from mrreg.distributed.sharding import is_sharded, window
-from mrreg.masks.masked_tensor import ReusableBuffer, as_bits, bits_dtype
+
+class Unwritten:
+    """Tells whether a tensor is still what it was: the same one, with the same memory, and nobody has written to it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version, self._address = tensor, _version(tensor), tensor.data_ptr()
+        self._memory = tensor.detach()  # whose address nothing else can have while this holds it
+
+    def __call__(self, tensor: Tensor) -> bool:  # noqa: D102
+        same = tensor is self._tensor and tensor.data_ptr() == self._address
+        return same and self._version is not None and _version(tensor) == self._version
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+class ReusableBuffer:
+    """Memory for one tensor, handed out again once nobody else uses it."""
+
+    _storage: torch.UntypedStorage  # of the memory, once there is any
+
+    def __init__(self) -> None:
+        self.used = False  # set by whoever fills it in a backward pass
+        self._tensor = torch.empty(0)
+        self._asked: object = None  # the request that the memory was made for
+        self._thread = 0  # that may use it again: another one could take it between the look at its users and its use
+        self.address = 0  # changes where it is resized, or moved to memory that processes share
+        self._idle = 0, 0  # its users when nobody else has it
+        self._zero_but: tuple[Any, int] | None = None  # entries beside which it is zero, and its version since
+
+    def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return an uninitialized contiguous tensor."""
+        return self.empty_like(torch.empty((), dtype=dtype, device=device).expand(shape))
+
+    def empty_like(self, value: Tensor) -> Tensor:
+        """Return an uninitialized tensor with the shape, strides, type and device of another."""
+        self._zero_but = None
+        return self._like(value)
+
+    def spread(self, small: Tensor, entries: Any, value: Tensor) -> Tensor:
+        """Return a tensor like another with these entries, and zeros elsewhere: written only where they are not yet."""
+        whole = self._like(value)
+        before, self._zero_but = self._zero_but, None
+        ours = type(whole) is Tensor and whole.data_ptr() == self.address and not whole.is_inference()
+        if not ours or before is None or before[0] is not entries or before[1] != whole._version:
+            whole.zero_()
+        entries.put(small, whole)
+        if ours:
+            self._zero_but = entries, whole._version
+        return whole
+
+    def _like(self, value: Tensor) -> Tensor:
+        plain = (
+            type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu"
+        )  # a sharded one looks like the whole
+        if not plain or (self._thread and self._thread != get_ident()):
+            return torch.empty_like(value, requires_grad=False)
+        asked = value.shape, value.stride(), value.dtype
+        if asked != self._asked or not self._is_free():
+            fresh = torch.empty_like(value, requires_grad=False)
+            if type(fresh) is not Tensor:  # one without data, of a dry run, is of no use later
+                return fresh
+            self._tensor, self._asked, self._thread = fresh, asked, get_ident()
+            self._storage, self.address = fresh.untyped_storage(), fresh.data_ptr()
+            self._zero_but = None
+            self._idle = self._users()
+        return self._tensor.detach()
+
+    def _is_free(self) -> bool:
+        return self._tensor.data_ptr() == self.address and self._users() == self._idle
+
+    def _users(self) -> tuple[int, int]:
+        """Count the tensors (in Python, in graphs, as gradients) that share the memory, and holders of its storage."""
+        return torch._C._storage_Use_Count(self._storage._cdata), getrefcount(self._storage)
+
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an entry in bytes
+
+
+def bits_dtype(value: Tensor) -> torch.dtype:
+    """Return the integer type with the size of a tensor's entries."""
+    return BITS[value.element_size()]
+
+
+def as_bits(value: Tensor) -> Tensor:
+    """Return the same memory, read as integers."""
+    return value.view(bits_dtype(value))
 
 
 class KeptEntries:
@@ -110,55 +198,6 @@ class PresentEntries:
         return self.bits.to(bits_dtype(value))
 
 
-class KeptUnits:
-    """The units that a cycle keeps along dimensions of one parameter or buffer, and the memory of its gradient.
-
-    Args:
-        scale: Factor of the kept entries in masked forwards.
-        gradients: Memory of the gradient, if it is not to be its own.
-    """
-
-    def __init__(self, scale: float = 1.0, gradients: ReusableBuffer | None = None) -> None:
-        self.scale = scale
-        self.gradients = ReusableBuffer() if gradients is None else gradients
-        self._kept: Mapping[int, Tensor] = {}
-        self._traced: KeptEntries | None = None
-        self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
-
-    def keep(self, kept: Mapping[int, Tensor], value: Tensor) -> None:
-        """Set the kept positions from now on: ascending indices along each dimension of which something is dropped."""
-        self._kept, self._entries = kept, {}
-        whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
-        self._traced = KeptEntries(whole, kept, value.device)  # graphs have the indices as inputs
-
-    def entries(self, value: Tensor) -> KeptEntries:
-        """Return the positions of kept entries; of a sharded tensor, those in the part that this rank has."""
-        if torch.compiler.is_compiling():
-            return self._traced or KeptEntries(value, self._kept, value.device)
-        sharded = is_sharded(value)
-        size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
-        here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
-        key = here.shape, here.stride(), here.device, start
-        found = self._entries.get(key)
-        if found is None:
-            kept = {}
-            for dim, indices in self._kept.items():
-                inside = (indices >= start[dim]) & (indices < start[dim] + size[dim])
-                kept[dim] = indices[inside] - start[dim]
-            found = self._entries[key] = KeptEntries(here, kept, here.device)
-        return found
-
-    def kept_shape(self, value: Tensor) -> torch.Size:
-        """Return the shape of the kept entries, on all ranks together."""
-        return torch.Size(
-            self._kept[dim].numel() if dim in self._kept else size for dim, size in enumerate(value.shape)
-        )
-
-    def gather(self, value: Tensor) -> Tensor:
-        """Return the tensor that takes the place of a parameter or buffer in a masked forward."""
-        return gather(value, self.entries(value), self.scale, self.gradients)
-
-
 def gather(value: Tensor, entries: KeptEntries, scale: float, gradients: ReusableBuffer) -> Tensor:
     """Return `scale` times the kept entries of a parameter, whose other entries get a gradient of exactly zero.
 
@@ -199,3 +238,30 @@ def _is_traced(grad: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return True
     return torch._C._functorch.is_legacy_batchedtensor(grad)  # of torch.autograd.grad(is_grads_batched=True)
+
+
+def masked(value: Tensor, bits: Tensor, memory: ReusableBuffer) -> Tensor:
+    """Return a tensor with zeros at absent entries, NaN and inf too, which get a gradient of exactly zero."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return torch.where(bits != 0, value, 0)
+    return _Masked.apply(value, bits, memory)  # type: ignore[no-any-return]
+
+
+class _Masked(torch.autograd.Function):
+    """value & bits, whose derivative is the same function of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, bits: Tensor, memory: ReusableBuffer) -> Tensor:
+        ctx.bits, ctx.memory = bits, memory
+        return as_bits(value).bitwise_and(bits).view(value.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        ctx.memory.used = True
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
+            return torch.where(ctx.bits != 0, grad, 0), None, None
+        return as_bits(grad).bitwise_and(ctx.bits).view(grad.dtype), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return torch.where(ctx.bits != 0, tangent, 0)

@@ -9,14 +9,14 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
-from mrreg.masks.masked_tensor import Unwritten
-from mrreg.masks.thin_mask import ThinMask
-from mrreg.masks.thin_tensor import ThinTensor
+from mrreg.masks.entries import Unwritten
+from mrreg.masks.mask import Mask
+from mrreg.masks.tensors import GatheredTensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class ThinLeaf:
+class Leaf:
     """The kept entries of a parameter, of its gradient and of its state, which an optimizer sees in a masked step.
 
     What is absent cannot change then, whatever the optimizer does, and costs nothing.
@@ -30,7 +30,7 @@ class ThinLeaf:
         self.leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
-    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: ThinTensor, step: int) -> None:
+    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: GatheredTensor, step: int) -> None:
         """Put the kept entries into the place of the parameter."""
         if step != self._step + 1:  # whole state was stepped since: fused optimizers write without telling versions
             self._known.clear()
@@ -138,18 +138,20 @@ class OffLeaf:
             self.parameter.grad = self._gradient
 
 
-Masked = list[tuple[ThinTensor, Tensor, ThinMask]]  # thin tensors that are parameters of the optimizer
+Masked = list[tuple[GatheredTensor, Tensor, Mask]]  # thin tensors that are parameters of the optimizer
 
 
-class ThinStep:
+class MaskedStep:
     """The thin parameters of one optimizer, while it steps."""
 
     def __init__(self) -> None:
         self.running = False  # from the hook before a step to the one after it
         self._steps = 0
-        self._leaves: dict[int, ThinLeaf] = {}
-        self._inside: list[ThinLeaf | OffLeaf] = []
-        self._moving: list[tuple[ThinTensor, Tensor, Tensor, float]] = []  # with values before a joint step, and boost
+        self._leaves: dict[int, Leaf] = {}
+        self._inside: list[Leaf | OffLeaf] = []
+        self._moving: list[
+            tuple[GatheredTensor, Tensor, Tensor, float]
+        ] = []  # with values before a joint step, and boost
 
     @property
     def is_nested(self) -> bool:
@@ -212,7 +214,7 @@ class ThinStep:
             if p.grad is not None and tensor.off:
                 self._inside.append(OffLeaf(p))
             elif p.grad is not None:
-                leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), ThinLeaf(p))
+                leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), Leaf(p))
                 leaf.enter(optimizer, *places[id(p)], tensor, self._steps)
                 self._inside.append(leaf)
 

@@ -14,28 +14,28 @@ from typing_extensions import Self
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import NoEffectWarning, invalid_state
-from mrreg.masks.checkpoint_guard import CheckpointGuard
-from mrreg.masks.thin_mask import ThinMask
-from mrreg.masks.thin_tensor import ThinTensor
+from mrreg.masks.checkpoints import CheckpointGuard
+from mrreg.masks.mask import Mask
+from mrreg.masks.tensors import GatheredTensor
 from mrreg.module_utils import join, rebuild_attributes
 
 Forward = Callable[..., Any]
 
 
-class ThinForward:
+class MaskedForward:
     """One masked forward: the tensors it has gathered, and what modules show in the place of their own.
 
     A tensor is gathered when it is first read: before that, FSDP may hold it in pieces.
     """
 
-    def __init__(self, mask: ThinMask, model: nn.Module) -> None:
+    def __init__(self, mask: Mask, model: nn.Module) -> None:
         self._mask, self._model = mask, model
         self.thread = get_ident()
         self._guard = CheckpointGuard(mask.where)
-        self._gathered: dict[ThinTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
+        self._gathered: dict[GatheredTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
         self._attributes: list[tuple[dict[str, Any], str, Any]] = []
 
-    def show(self, tensor: ThinTensor, value: Tensor) -> Tensor:
+    def show(self, tensor: GatheredTensor, value: Tensor) -> Tensor:
         """Return the kept entries of a parameter or buffer."""
         self._guard.note_read()
         found = self._gathered.get(tensor)
@@ -60,7 +60,7 @@ class ThinForward:
 
     def __enter__(self) -> Self:
         self._mask.running = self
-        self._tables = [ThinTable(*place, self._mask) for place in self._mask.places(self._model)]
+        self._tables = [Table(*place, self._mask) for place in self._mask.places(self._model)]
         self._set_attributes()
         return self
 
@@ -98,13 +98,13 @@ class ThinForward:
             self._set_attributes()
 
 
-class ThinTable(MutableMapping[str, Any]):
+class Table(MutableMapping[str, Any]):
     """Stands for `_parameters` or `_buffers` of a module: the thread of a masked forward reads kept entries by name.
 
     Whoever lists the table (state_dict, optimizers, copies), and every other thread, gets the whole tensors.
     """
 
-    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, ThinTensor], mask: ThinMask) -> None:
+    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, GatheredTensor], mask: Mask) -> None:
         self.own: Any = module.__dict__[kind]
         self._module, self._kind, self._tensors, self._mask = module, kind, tensors, mask
         module.__dict__[kind] = self
@@ -149,7 +149,7 @@ class ThinTable(MutableMapping[str, Any]):
 
 
 def run(
-    mask: ThinMask, model: nn.Module, training: bool, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    mask: Mask, model: nn.Module, training: bool, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
     masked = mask.masking and training
@@ -173,14 +173,14 @@ def run(
         raise invalid_state(mask.where, problem, "Use DistributedDataParallel.")
     mask.forward_ran.masked = True
     mask.warn_if_moved()
-    with mask.lock, ThinForward(mask, model) as running:
+    with mask.lock, MaskedForward(mask, model) as running:
         rebuild_attributes([model])  # by its own hooks, which ran before
         output = forward(model, *args, **kwargs)
         running.check(output)
         return output
 
 
-def _warn_undriven(mask: ThinMask) -> None:
+def _warn_undriven(mask: Mask) -> None:
     """Warn once that nothing drives this mask; without gradients there is no training to warn of."""
     if not mask.warned and mask.p > 0 and torch.is_grad_enabled():
         mask.warned = True
@@ -188,9 +188,7 @@ def _warn_undriven(mask: ThinMask) -> None:
         warnings.warn(message, NoEffectWarning, stacklevel=6)
 
 
-def _run_traced(
-    mask: ThinMask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _run_traced(mask: Mask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
     mask.forward_ran.masked = True
     whole = {tensor.name: tensor.of(model) for tensor in mask.tensors.values()}
