@@ -9,7 +9,7 @@ References:
 """
 
 from mrreg import theory
-from mrreg.auditing.run import Audit, audit
+from mrreg.auditing.audit import Audit, audit
 from mrreg.convert.dropout import swap_dropout
 from mrreg.convert.wrap import mask, unwrap
 from mrreg.errors import NoEffectWarning

@@ -51,6 +51,38 @@ def random_state_kept(model: nn.Module) -> Iterator[None]:
             numpy.random.set_state(state)
 
 
+@contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Run passes of a model of which nothing stays: flags, gradients, buffers, modes and random state are put back.
+
+    Hooks that its parameters have for complete gradients do not run: an optimizer may step in them.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    tensors = [(p, p.requires_grad, p.grad, p._post_accumulate_grad_hooks) for p in model.parameters()]
+    hooks = [(each, dict(each)) for *_, each in tensors if each]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(each, each.clone()) for _, own in buffers for each in own.values() if each is not None]
+    with random_state_kept(model), torch.inference_mode(False), torch.enable_grad():
+        try:
+            for each, _ in hooks:
+                each.clear()
+            yield
+        finally:
+            for each, entries in hooks:
+                each.update(entries)
+            for module, mode in modes:
+                module.training = mode
+            for p, flag, grad, _ in tensors:
+                p.requires_grad_(flag)
+                p.grad = grad
+            with torch.no_grad():
+                for module, own in buffers:
+                    module._buffers.clear()
+                    module._buffers.update(own)
+                for buffer, value in values:
+                    buffer.copy_(value)
+
+
 def set_extreme_generators(largest: bool) -> None:
     """Let the next numbers that Python and NumPy draw lie just below 1, or be 0."""
     extreme = (MT_ONES if largest else 0,) * MT_EXTREME

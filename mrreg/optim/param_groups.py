@@ -63,7 +63,7 @@ def split(
     groups, names = _read_checked("split", model)
     periods: dict[Tensor, int | None] = {}
     for argument, choice, period in _parts(fast, slow):
-        chosen = _chosen("split", argument, choice, names)
+        chosen = choose("split", argument, choice, names)
         if both := [_label(p, names) for p in chosen if p in periods]:
             remedy = f"Chosen twice: {quoted(both)}."
             raise invalid_argument(
@@ -114,7 +114,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, appendix "Slow Biases".
     """
     groups, names = _read_checked("biases", model)
-    among = list(names) if layers is None else _chosen("biases", "layers", layers, names)
+    among = list(names) if layers is None else choose("biases", "layers", layers, names)
     slow = [p for p in among if any("bias" in name.rpartition(".")[2].split("_") for name in names[p])]
     if not slow:
         remedy = "Layers made with bias=False have none; parameters without names cannot be told apart."
@@ -185,7 +185,7 @@ def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iter
         yield "slow", choice, check_int("split", f"slow[{_shown(choice)!r}]", period)
 
 
-def _chosen(where: str, argument: str, choice: object, names: Names) -> list[Tensor]:
+def choose(where: str, argument: str, choice: object, names: Names) -> list[Tensor]:
     """Return the parameters that a choice means, in the order of the model."""
     found: set[Tensor] = set()
     for selector in _flat(where, argument, choice):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import mrreg
 from mrreg.__main__ import app
-from mrreg.auditing import profiler
+from mrreg.auditing import measure
 
 NET = f"{__name__}:network"
 
@@ -46,8 +46,8 @@ NOTHING = 3
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler, "SECONDS", 0.0)
-    monkeypatch.setattr(profiler, "LEAST", 1)
+    monkeypatch.setattr(measure, "SECONDS", 0.0)
+    monkeypatch.setattr(measure, "LEAST", 1)
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -59,7 +59,7 @@ def test_audit_prints_the_report() -> None:
     code, out, _ = run("audit", NET, "--shape", "4,6")
     assert code == 0
     assert out.startswith("Sequential on cpu")
-    assert "times faster" in out
+    assert "Times faster" in out
 
 
 def test_json_is_the_report() -> None:
@@ -104,7 +104,7 @@ def test_thin_lists_groups_and_shares() -> None:
         ([NET], "inputs must be given by --shape or by --inputs, got 'neither'"),
         ([NET, "--shape", "4,6", "--inputs", f"{__name__}:words"], "got 'both'"),
         ([NET, "--shape", "4,x"], "whole numbers with commas, such as 2,3,64,64, got '4,x'"),
-        ([NET, "--shape", "4,6", "--fast", "layer"], "split: fast must be the name of a module"),
+        ([NET, "--shape", "4,6", "--fast", "layer"], "audit: fast must be the name of a module"),
         ([NET, "--shape", "4,5"], "shapes cannot be multiplied"),
     ],
 )

@@ -10,7 +10,7 @@ from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load
 from benchmarks.experiments.speed import finetune as speed
 from benchmarks.report import pages as report
-from mrreg.auditing import profiler as measure
+from mrreg.auditing import measure
 
 SMOKE = speed.PRESETS["smoke"]
 NAMES = ("speed-up k=5", "predicted k=5", "against hand k=5", "MiB full", "MiB fast")

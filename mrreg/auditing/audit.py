@@ -1,0 +1,239 @@
+"""Estimate before training the saving of multirate training."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from mrreg.auditing.advice import advice, render
+from mrreg.auditing.measure import WHERE, Cost, Pass, Trace
+from mrreg.distributed.checks import check_model
+from mrreg.errors import check, check_int, check_type, invalid_argument
+from mrreg.isolation import left_as_it_was
+from mrreg.module_utils import tensors_in
+from mrreg.optim.param_groups import Choice, choose, read_groups
+from mrreg.theory import expected_speedup_from_costs
+
+PERIODS = (2, 3, 5, 10)
+PARTS = ("fast", "slow", "frozen")
+
+
+class Audit(dict[str, Any]):
+    """Findings of `audit`: a dict of plain numbers, names and lists (JSON takes it), readable when printed."""
+
+    def __str__(self) -> str:
+        return render(self)
+
+    def speedup(self, k: int) -> float:
+        """Return how many times faster training gets with a gradient of the slow part at every k-th step.
+
+        Args:
+            k: Steps per gradient of the slow part, at least 1. Paper: k.
+        """
+        full, fast = (Cost(**self["seconds"][step]) for step in ("full", "fast"))
+        return _speedup(full, fast, check_int("Audit.speedup", "k", k))
+
+
+def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable[[Any], Tensor] | None = None) -> Audit:
+    """Measure, before training, what `fast` would save, and say what stands in the way.
+
+    A few forward and backward passes are run in turns, with gradients for all parameters, for the fast ones alone and
+    for other fast sets; the cost of a step of SGD with momentum is measured too. With F, B, U for the seconds of
+    forward, backward and update, and F', B', U' for those of a step in which only the fast part gets a gradient,
+
+        speed-up(k) = k (F + B + U) / (F + B + U + (k - 1) (F' + B' + U')),    at most 1 + B / F
+
+    Afterwards the model is as it was: flags, gradients, buffers, modes, hooks and random state. Under `torch.autocast`
+    mixed precision is measured. A model in evaluation mode is measured in training mode.
+
+    Args:
+        model: The model on the device where it will be trained.
+        fast: Parameters to train at every step, in the forms of `split`: names, glob patterns, modules, parameters, a
+            predicate, or a list of these. Paper: theta_F.
+        example_inputs: One batch as in training: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+        loss_fn: Turns the model's output into one number. None: the output's `loss` where there is one, else the mean
+            of the squares of its first floating-point tensor.
+
+    Returns:
+        A dict that prints as a report. "parts": tensors, parameters, forward FLOPs and names without a gradient of
+        "fast", "slow" and "frozen". "seconds": forward, backward and update of a full and of a fast step. "flops": of
+        forward, backward and fast_backward. "bytes": of a full and a fast step beyond the model (on a GPU the peak,
+        else activations kept and gradients). "periods": speed-up and bytes for k in 2, 3, 5, 10. "reached": modules
+        that are not fast and that the fast part's backward goes through, "reached_share" their share of the FLOPs,
+        "forced_by" the names of the fast parameter behind it, that farthest from the loss. "batch_norm", "dropout":
+        such layers in the slow part. "candidates": the last 1, 2 and 4 blocks and half of them as other fast sets,
+        with their speed-ups. "advice": sentences. `report.speedup(k)` works for any k.
+
+    Raises:
+        TypeError: If an argument is of another kind.
+        ValueError: If `fast` fits nothing or everything (near names are listed), the loss is not one number, or no
+            gradient reaches the model or its fast part.
+
+    Example:
+        >>> import mrreg, torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+        >>> report = mrreg.audit(model, fast="4", example_inputs=torch.randn(32, 8))
+        >>> report["parts"]["fast"]["parameters"], report["reached"]
+        (130, [])
+        >>> report.speedup(5) > 1
+        True
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4 and its appendix on cost.
+    """
+    check_type(WHERE, "model", model, nn.Module, "an nn.Module")
+    check_model(WHERE, model, switches=True)
+    names = read_groups(WHERE, "model", model)[1]
+    chosen = choose(WHERE, "fast", fast, names)
+    check(len(chosen) < len(names), WHERE, "fast", "some of the parameters", "all of them", "Choose fewer.")
+    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    rule, remedy = "a choice of at least one parameter with requires_grad=True", "Unfreeze it, or choose another part."
+    check(set(chosen) & set(trained), WHERE, "fast", rule, "none", remedy)
+    args, kwargs = _inputs(example_inputs)
+    function = loss_fn is None or (callable(loss_fn) and not isinstance(loss_fn, type))
+    check(function, WHERE, "loss_fn", "a function, or None", loss_fn, kind=TypeError)
+    with left_as_it_was(model):
+        if not model.training:
+            model.train()
+        step = Pass(model, args, kwargs, loss_fn or _default_loss, trained, trained[0].device)
+        return _report(step, set(chosen) & set(trained))
+
+
+def _inputs(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return arguments and keyword arguments, cut off from the graph that they may belong to."""
+    if isinstance(given, Mapping):
+        return (), {name: _detached(value) for name, value in given.items()}
+    rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
+    check(isinstance(given, Tensor | tuple | list), WHERE, "example_inputs", rule, type(given).__name__, kind=TypeError)
+    return tuple(map(_detached, [given] if isinstance(given, Tensor) else given)), {}
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _default_loss(output: Any) -> Tensor:
+    """Return the loss in an output, or the mean of squares of the first tensor in it that can have a gradient."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(found, Tensor):
+        return found
+    for each in tensors_in(output):
+        if each.is_floating_point():
+            return each.float().square().mean()
+    rule = "given where the output has no loss and no floating-point tensor"
+    raise invalid_argument(ValueError, WHERE, "loss_fn", rule, type(output).__name__)
+
+
+def _report(step: Pass, fast: Set[Tensor]) -> Audit:
+    """Measure everything, and draw the conclusions."""
+    everything = set(step.trained)
+    full = step.trace(everything)
+    remedy = "Its forward must not run under no_grad or end in a detached tensor."
+    check(full.arrived, WHERE, "model", "a model whose loss has a gradient", type(step.model).__name__, remedy)
+    part = step.trace(fast)
+    remedy = "Choose a part that a gradient reaches; under activation checkpointing set use_reentrant=False."
+    check(part.arrived, WHERE, "fast", "a part that the loss depends on", "one that it does not", remedy)
+    candidates = _candidates(step.model, full.arrived)
+    costs = step.compare({"full": everything, "fast": fast} | candidates)
+    sizes = {"full": step.bytes(everything), "fast": step.bytes(fast)}
+    speedups = {name: {k: _speedup(costs["full"], costs[name], k) for k in PERIODS} for name in costs}
+    means = {k: round((sizes["full"] + (k - 1) * sizes["fast"]) / k) for k in PERIODS}
+    report = Audit(
+        model=type(step.model).__name__,
+        device=str(step.device),
+        threads=torch.get_num_threads(),
+        **_parts(step, fast, full),
+        seconds={name: costs[name]._asdict() for name in sizes},
+        bytes=sizes,
+        **_reached(step.model, fast, part),
+        inputs_need_gradient=any(each.requires_grad for each in tensors_in((step.args, step.kwargs))),
+    )
+    report["flops"] = {"forward": sum(full.flops.values()), "backward": full.backward_flops}
+    report["flops"]["fast_backward"] = part.backward_flops
+    report["periods"] = [
+        {"k": k, "speedup": x, "peak_bytes": sizes["full"], "mean_bytes": means[k]} for k, x in speedups["fast"].items()
+    ]
+    report["candidates"] = [
+        {"fast": list(names), "parameters": _entries(members), "yours": members == fast}
+        | {"speedup": {str(k): x for k, x in speedups[names].items()}}
+        for names, members in candidates.items()
+    ]
+    report["advice"] = list(advice(report))
+    return report
+
+
+def _parts(step: Pass, fast: Set[Tensor], full: Trace) -> dict[str, Any]:
+    """Count tensors, parameters and FLOPs of each part, and name BatchNorm and dropout layers of the slow one."""
+    trained, arrived = set(step.trained), set(full.arrived)
+    part_of = {p: "fast" if p in fast else "slow" if p in trained else "frozen" for p in step.model.parameters()}
+    modules, owners, parts = dict(step.model.named_modules()), dict[str, str](), dict[str, Any]()
+    for name, module in modules.items():  # a module belongs to the part that has most of its parameters
+        if members := list(module.parameters(recurse=False)) or list(module.parameters()):
+            owners[name] = max(PARTS, key=lambda part: _entries(p for p in members if part_of[p] == part))
+    for part in PARTS:
+        own = {name: p for name, p in step.model.named_parameters() if part_of[p] == part}
+        parts[part] = {
+            "tensors": len(own),
+            "parameters": _entries(own.values()),
+            "flops": sum(count for name, count in full.flops.items() if owners.get(name) == part),
+            "without_gradient": [name for name, p in own.items() if p in trained - arrived],
+        }
+    slow, last = [], "slow"
+    for name in full.calls:  # one without parameters goes with the layer before it
+        last = owners[name] if any(True for _ in modules[name].parameters(recurse=False)) else last
+        slow += [name] if last == "slow" else []
+    dropouts = [name for name in slow if isinstance(modules[name], _DropoutNd) and modules[name].p > 0]
+    norms = [name for name in slow if isinstance(modules[name], _BatchNorm)]
+    return {"parts": parts, "batch_norm": norms, "dropout": dropouts}
+
+
+def _reached(model: nn.Module, fast: Set[Tensor], part: Trace) -> dict[str, Any]:
+    """Return the modules that are not fast and in the fast part's backward, and the fast parameter behind it."""
+    own = {
+        name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
+    }
+    apart = [name for name, module in own.items() if fast.isdisjoint(module.parameters())]
+    reached = [name for name in apart if part.reaches(name)]
+    flops, total = (sum(part.flops.get(name, 0) for name in names) for names in (reached, apart))
+    farthest = [name for name, p in model.named_parameters(remove_duplicate=False) if p is part.arrived[-1]]
+    share = flops / total if total else 0.0
+    return {"reached": reached, "reached_share": share, "forced_by": farthest if reached else []}
+
+
+def _candidates(model: nn.Module, arrived: list[Tensor]) -> dict[tuple[str, ...], Set[Tensor]]:
+    """Return a few fast sets that end at the loss: the last 1, 2 and 4 blocks and half of them."""
+    places = {p: place for place, p in enumerate(arrived)}  # 0 is next to the loss
+    members = {
+        name: places.keys() & set(model.get_submodule(name).parameters()) for name in _blocks("", model, set(places))
+    }
+    blocks = sorted(members, key=lambda name: min(places[p] for p in members[name]))
+    sets = [blocks[:count][::-1] for count in sorted({1, 2, 4, len(blocks) // 2} - {0}) if count < len(blocks)]
+    return {tuple(names): set().union(*(members[name] for name in names)) for names in sets}
+
+
+def _blocks(prefix: str, module: nn.Module, trained: Set[Tensor]) -> Iterator[str]:
+    """Yield names of children that train; one with over half of the model's parameters is opened."""
+    for name, child in module.named_children():
+        own = trained & set(child.parameters())
+        if 2 * _entries(own) > _entries(trained) and any(True for _ in child.children()):
+            yield from _blocks(f"{prefix}{name}.", child, trained)
+        elif own:
+            yield f"{prefix}{name}"
+
+
+def _entries(tensors: Iterable[Tensor]) -> int:
+    return sum(p.numel() for p in tensors)
+
+
+def _speedup(full: Cost, fast: Cost, k: int) -> float:
+    """Predict the speed-up; all that a fast step costs beyond a full step's forward counts as its backward.
+
+    A measurement may be off, but only the backward pass of slow parts is ever saved.
+    """
+    back = full.backward + full.update
+    predicted = expected_speedup_from_costs(full.forward, back, min(max(sum(fast) - full.forward, 0.0), back), k)
+    return min(predicted, 1 + full.backward / full.forward) if full.forward else predicted
