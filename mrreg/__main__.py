@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mrreg
-from mrreg.errors import invalid_argument, unknown_name
+from mrreg.errors import check, check_share, check_type, invalid_argument, unknown_name
 
 try:
     import typer
@@ -26,12 +26,8 @@ P = Annotated[float, typer.Option("--p", help="Share of the units that are absen
 K = Annotated[int, typer.Option("--k", help="Steps per cycle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-
-
-@app.callback()
-def main() -> None:
-    """Ask before training what multirate training would do for a model."""
+HELP = "Ask before training what multirate training would do for a model."
+app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -44,15 +40,11 @@ def audit(model: Model, shape: Shape = None, inputs: Inputs = None, fast: Fast =
 
 
 @app.command()
-def thin(
-    model: Model, shape: Shape = None, inputs: Inputs = None, p: P = 0.5, k: K = 5, as_json: AsJson = False
-) -> None:
+def thin(model: Model, shape: Shape = None, inputs: Inputs = None, p: P = 0.5, k: K = 5) -> None:
     """List the groups of units that thin training drops, what a masked step computes, and what is refused and why."""
     with _one_line_errors():
-        _, report = mrreg.thin(_model(model), p, k, _example_inputs(shape or [], inputs))
-    groups = {name: vars(entry) | {"slots": [slot.name for slot in entry.slots]} for name, entry in report.items()}
-    plain = {"groups": groups, "k": k, "masked_share": report.masked_share, "cycle_share": report.cycle_share}
-    typer.echo(json.dumps(plain, indent=2) if as_json else str(report))
+        check_share("thin", "p", p)  # before the search
+        typer.echo(str(mrreg.thin(_model(model), p, k, _example_inputs(shape or [], inputs))[1]))
 
 
 @contextmanager
@@ -66,11 +58,10 @@ def _one_line_errors() -> Iterator[None]:
         raise typer.Exit(2) from error
 
 
-def _load(argument: str, path: str) -> Any:
-    """Import the object that `module:name` names."""
+def _made(argument: str, path: str) -> Any:
+    """Return what the factory `module:name` makes, or what stands there."""
     module, _, name = path.partition(":")
-    if not module or not name:
-        raise invalid_argument(ValueError, "mrreg", argument, "module:factory", path)
+    check(module and name, "mrreg", argument, "module:factory", path)
     try:
         found = importlib.import_module(module)
     except ImportError as error:
@@ -79,40 +70,29 @@ def _load(argument: str, path: str) -> Any:
     if not hasattr(found, name):
         names = [each for each in vars(found) if not each.startswith("_")]
         raise unknown_name("mrreg", argument, f"something in {module}", name, names)
-    return getattr(found, name)
+    made = getattr(found, name)
+    return made() if callable(made) and not isinstance(made, nn.Module) else made
 
 
 def _model(path: str) -> nn.Module:
-    """Return the model that a factory makes, or the model that stands there."""
-    found = _load("model", path)
-    model = found if isinstance(found, nn.Module) else found()
-    if not isinstance(model, nn.Module):
-        raise invalid_argument(TypeError, "mrreg", "model", "a factory of an nn.Module", type(model).__name__)
-    return model
+    return check_type("mrreg", "model", _made("model", path), nn.Module, "a factory of an nn.Module")
 
 
 def _example_inputs(shapes: list[str], path: str | None) -> Any:
     """Return random numbers of the given shapes, or what a factory makes."""
-    if bool(shapes) == bool(path):
-        rule = "given by --shape or by --inputs"
-        raise invalid_argument(ValueError, "mrreg", "inputs", rule, "both" if path else "neither")
-    if path:
-        found = _load("inputs", path)
-        return found() if callable(found) else found
-    return tuple(torch.randn(_sizes(shape)) for shape in shapes)
-
-
-def _sizes(shape: str) -> list[int]:
-    if not all(size.strip().isdecimal() for size in shape.split(",")):
-        raise invalid_argument(ValueError, "mrreg", "shape", "whole numbers with commas, such as 2,3,64,64", shape)
-    return list(map(int, shape.split(",")))
+    given = "both" if path else "neither"
+    check(bool(shapes) != bool(path), "mrreg", "inputs", "given by --shape or by --inputs", given)
+    for shape in shapes:
+        rule = "whole numbers with commas, such as 2,3,64,64"
+        check(all(size.strip().isdecimal() for size in shape.split(",")), "mrreg", "shape", rule, shape)
+    sizes = [list(map(int, shape.split(","))) for shape in shapes]
+    return _made("inputs", path) if path else tuple(torch.randn(size, device="cpu") for size in sizes)
 
 
 def _last_module(model: nn.Module) -> str:
     """Return the name of the module whose parameters come last: by custom the head."""
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    if not names:
-        raise invalid_argument(ValueError, "mrreg", "model", "a model with parameters that train", "none")
+    check(names, "mrreg", "model", "a model with parameters that train", "none")
     return names[-1].rpartition(".")[0] or names[-1]
 
 

@@ -1,21 +1,17 @@
 """Bounds for multirate training: how much time it saves, and how far SGD with slow parts gets.
 
-Speed. Of k steps only one goes backward through the whole network; `expected_speedup` counts layers as the paper does,
-`expected_speedup_from_costs` takes measured seconds.
+Theorem 3.3 of the paper (`convergence_bound`) holds for full-batch gradients. **It is false for mini-batches**: a slow
+part's gradient was computed on an earlier batch that theta depends on by now. Use `minibatch_convergence_bound`. What
+slow parts add to it, about hLM(k - 1), shrinks with h like the noise term of SGD: with a small enough step size they
+reach any neighbourhood of a critical point. Proof and counterexample are in docs/theory.md.
 
-Convergence. Theorem 3.3 of the paper bounds the mean squared gradient norm of Algorithm 1 (drift, no momentum).
-`convergence_bound` computes it. It holds for full-batch gradients. **It is false for mini-batches**: its proof replaces
-E[grad f(theta_t) . g_t] by E[grad f(theta_t) . E[g_t]], but a slow part's g_t was computed on an earlier batch that
-theta_t depends on, since the part has been moving along that very gradient. On a quadratic with noise,
-h = 1e-4, k = 20, hT = 1, the left side is 5.7e-4 and the bound 3.4e-4; the gap widens with k. Use
-`minibatch_convergence_bound`, which is proved in docs/theory.md. What slow parts add to it, about hLM(k - 1), shrinks
-with h like the noise term of SGD: with a small enough step size they reach any neighbourhood of a critical point.
+All functions raise TypeError for what is no number, or no whole one, and ValueError for what is out of range.
 """
 
 import math
 from collections.abc import Iterable
 
-from mrreg.errors import check_int, check_number, invalid_argument
+from mrreg.errors import check, check_int, check_number
 
 
 def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
@@ -33,10 +29,6 @@ def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
     Returns:
         Seconds of ordinary training divided by seconds of multirate training.
 
-    Raises:
-        TypeError: If an argument is no number, or k no whole number.
-        ValueError: If an argument is out of range.
-
     Example:
         >>> from mrreg import theory
         >>> round(theory.expected_speedup(34, 1, k=5), 2)
@@ -46,7 +38,7 @@ def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4.
     """
     where = "expected_speedup"
-    total = check_number(where, "layers", layers, "finite and above 0", lambda x: 0 < x < math.inf)
+    total = _positive(where, "layers", layers)
     fast = check_number(where, "fast_layers", fast_layers, "between 0 and layers", lambda x: 0 <= x <= total)
     return _ratio(total, total, fast, check_int(where, "k", k))
 
@@ -56,7 +48,7 @@ def expected_speedup_from_costs(forward: float, backward: float, fast_backward: 
 
         k (forward + backward) / (k forward + backward + (k - 1) fast_backward)
 
-    The optimizer's own step and the loading of data are not in it; add them to `forward`.
+    Add the optimizer's own step and the loading of data to `forward`.
 
     Args:
         forward: Cost of a forward pass, at least 0.
@@ -67,18 +59,13 @@ def expected_speedup_from_costs(forward: float, backward: float, fast_backward: 
     Returns:
         Cost of ordinary training divided by that of multirate training.
 
-    Raises:
-        TypeError: If an argument is no number, or k no whole number.
-        ValueError: If an argument is out of range.
-
     Example:
         >>> from mrreg import theory
         >>> round(theory.expected_speedup_from_costs(forward=1.71, backward=3.96, fast_backward=0.02, k=5), 2)
         2.25
     """
     where = "expected_speedup_from_costs"
-    ahead = check_number(where, "forward", forward, "finite and at least 0", lambda x: 0 <= x < math.inf)
-    back = check_number(where, "backward", backward, "finite and above 0", lambda x: 0 < x < math.inf)
+    ahead, back = _not_negative(where, "forward", forward), _positive(where, "backward", backward)
     fast = check_number(where, "fast_backward", fast_backward, "between 0 and backward", lambda x: 0 <= x <= back)
     return _ratio(ahead, back, fast, check_int(where, "k", k))
 
@@ -90,8 +77,6 @@ def convergence_bound(
 
         2 gap / (lr T) + lr L M l (lr L k^2 / 3 + 1)
 
-    Differs from the paper: there it is stated for mini-batches too, for which it is false (see this module).
-
     Args:
         gap: f at the start minus its infimum, or more. Paper: f(theta_0) - f(theta*).
         lr: Step size per step, above 0. Paper: h.
@@ -100,10 +85,6 @@ def convergence_bound(
         moment: Bound on |grad f|^2. Paper: M.
         k: Steps per gradient of the slow part, at least 1. Paper: k.
         groups: Number of parts. Paper: l.
-
-    Raises:
-        TypeError: If an argument is no number, or a count no whole number.
-        ValueError: If an argument is out of range.
 
     Example:
         >>> from mrreg import theory
@@ -142,10 +123,6 @@ def minibatch_convergence_bound(
         moment: Bound on the squared norm of the gradient of every example. Paper: M.
         periods: The period of every part, such as (1, k); equal ones count once. Paper: l of them, up to k.
 
-    Raises:
-        TypeError: If an argument is no number, or a count no whole number.
-        ValueError: If an argument is out of range, or there is no period.
-
     Example:
         >>> from mrreg import theory
         >>> setting = dict(gap=1.0, lr=0.01, steps=10_000, smoothness=3.0, moment=1.0)
@@ -154,17 +131,13 @@ def minibatch_convergence_bound(
     """
     where = "minibatch_convergence_bound"
     start, drift = _common(where, gap=gap, lr=lr, steps=steps, smoothness=smoothness, moment=moment)
-    if not isinstance(periods, Iterable):
-        raise invalid_argument(TypeError, where, "periods", "an iterable of whole numbers, such as (1, k)", periods)
-    scales = {check_int(where, "periods", period) for period in periods}
-    if not scales:
-        raise invalid_argument(ValueError, where, "periods", "at least one", ())
-    parts = len(scales)
-    held = (
-        1 + math.sqrt(parts) * (period - 1) + lr * smoothness * parts * (period - 1) * (2 * period - 1) / 3
-        for period in sorted(scales)
-    )
-    return float(start + drift / 2 * sum(held))
+    rule = "an iterable of whole numbers, such as (1, k)"
+    check(isinstance(periods, Iterable), where, "periods", rule, periods, kind=TypeError)
+    scales = sorted({check_int(where, "periods", period) for period in periods})
+    check(scales, where, "periods", "at least one", ())
+    root, step = math.sqrt(len(scales)), lr * smoothness * len(scales) / 3
+    held = sum(1 + root * (period - 1) + step * (period - 1) * (2 * period - 1) for period in scales)
+    return float(start + drift / 2 * held)
 
 
 def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> float:
@@ -174,9 +147,14 @@ def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> flo
 
 def _common(where: str, *, steps: int, **sizes: float) -> tuple[float, float]:
     """Check the arguments of both bounds, and return gap / (h T) and h L M."""
-    above, least = "finite and above 0", "finite and at least 0"
-    gap = check_number(where, "gap", sizes["gap"], least, lambda x: 0 <= x < math.inf)
-    lr = check_number(where, "lr", sizes["lr"], above, lambda x: 0 < x < math.inf)
-    smoothness = check_number(where, "smoothness", sizes["smoothness"], least, lambda x: 0 <= x < math.inf)
-    moment = check_number(where, "moment", sizes["moment"], least, lambda x: 0 <= x < math.inf)
+    lr = _positive(where, "lr", sizes.pop("lr"))
+    gap, smoothness, moment = (_not_negative(where, name, size) for name, size in sizes.items())
     return gap / (lr * check_int(where, "steps", steps)), lr * smoothness * moment
+
+
+def _positive(where: str, argument: str, value: float) -> float:
+    return check_number(where, argument, value, "finite and above 0", lambda x: 0 < x < math.inf)
+
+
+def _not_negative(where: str, argument: str, value: float) -> float:
+    return check_number(where, argument, value, "finite and at least 0", lambda x: 0 <= x < math.inf)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mrreg.integrations.driver import MaskDriver
+from mrreg.integrations import MaskDriver
 
 try:
     from transformers import TrainerCallback
@@ -12,28 +12,17 @@ except ImportError as error:
 
 
 class MultirateCallback(MaskDriver, TrainerCallback):
-    """Let the Trainer's optimizer, whichever it makes, drive the masks of its model.
+    """Let the Trainer's optimizer, whichever it makes, drive the masks of its model, or a thin model.
 
-    Give the Trainer a model with masks (`mrreg.mask`, `mrreg.swap_dropout`) or a thin one (`mrreg.thin`) and this
-    callback. The position in the cycle is saved with the optimizer, so that training resumes exactly in mid-cycle, and
-    `save_pretrained` writes the checkpoint of the plain model.
-
-    Args:
-        seed: Chooses the slow subsets, at least 0; a resumed optimizer brings its own.
-
-    Raises:
-        ValueError: When training begins, if the model has no mask, or masked parameters are not in the optimizer.
+    See `mrreg.integrations.MaskDriver` for `seed`, `handle` and errors.
 
     Example:
         >>> import transformers
         >>> from mrreg.integrations.transformers import MultirateCallback
         >>> def trainer(model, arguments, data):
         ...     return transformers.Trainer(model, arguments, train_dataset=data, callbacks=[MultirateCallback(seed=1)])
-
-    Note:
-        `callback.handle` is what `mrreg.attach` returns: print it, log its `state()`, `remove()` it.
     """
 
     def on_train_begin(self, *_: Any, model: Any = None, optimizer: Any = None, **_more: Any) -> None:
         """Attach the optimizer, which a resumed training has loaded by now."""
-        self.drive([optimizer], model)
+        self._drive([optimizer], model)

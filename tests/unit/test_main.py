@@ -84,14 +84,16 @@ def test_thin_lists_groups_and_shares() -> None:
     assert code == 0
     assert "hidden" in out
     assert "a cycle of 4 steps" in out
-    code, out, _ = run("thin", NET, "--shape", "4,6", "--p", "0.25", "--json")
-    assert code == 0
-    report = json.loads(out)
-    assert [(each["units"], each["kept"]) for each in report["groups"].values() if each["admitted"]] == [(8, 6), (8, 6)]
-    assert 0 < report["masked_share"] < report["cycle_share"] < 1
-    code, _, err = run("thin", NET, "--shape", "4,6", "--p", "2")
-    assert code == 2
-    assert err.startswith("Error: thin: p must be")
+    lines = [line.split()[:4] for line in run("thin", NET, "--shape", "4,6", "--p", "0.25")[1].splitlines()]
+    assert ["0", "hidden", "8", "6"] in lines
+
+
+def test_p_is_checked_before_anything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mrreg, "thin", pytest.fail)
+    for p in ("2", "nan"):
+        code, _, err = run("thin", NET, "--shape", "4,6", "--p", p)
+        assert code == 2
+        assert err.startswith("Error: thin: p must be in [0, 1]")
 
 
 @pytest.mark.parametrize(
