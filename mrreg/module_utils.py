@@ -27,6 +27,12 @@ def within(path: str, name: str) -> bool:
     return not path or name == path or name.startswith(f"{path}.")
 
 
+def owner(name: str) -> str:
+    """Return the path of the module that has a parameter; of the layer, where a parametrization has it."""
+    layer, found, _ = f".{name}".partition(".parametrizations.")
+    return layer[1:] if found else name.rpartition(".")[0]
+
+
 def holders(model: nn.Module) -> dict[int, list[str]]:
     """Return the modules that hold each parameter, by its id: more than one where parameters are tied."""
     found: dict[int, list[str]] = {}

@@ -143,7 +143,9 @@ def _candidates(site: Site, recording: Recording, finder: Finder, groups: Sequen
         yield _single("inputs", "input", list(read.values()), site.p, "its output goes there")
     for taken, _ in site.calls if len(site.calls) == 1 else ():
         for _, op in Influence(recording, taken, -1).used:
-            made_rows = _slot(op.rows, taken.shape[op.made_dim]) | (_slot(op.bias, op.rows.size) if op.bias else {})
+            made_rows = _slot(op.rows, taken.shape[op.made_dim])
+            for other in op.also if made_rows else ():
+                made_rows |= _slot(other, op.rows.size)
             if made_rows:
                 yield _single("outputs", "output", list(made_rows.values()), site.p, "its input comes from there")
 

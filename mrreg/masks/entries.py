@@ -198,34 +198,40 @@ class PresentEntries:
         return self.bits.to(bits_dtype(value))
 
 
-def gather(value: Tensor, entries: KeptEntries, scale: float, gradients: ReusableBuffer) -> Tensor:
+def gather(value: Tensor, entries: KeptEntries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
     """Return `scale` times the kept entries of a parameter, whose other entries get a gradient of exactly zero.
 
     Args:
         value: The parameter.
         entries: The entries of it that are kept.
-        scale: Factor of the kept entries.
+        scale: Factor of the kept entries; a tensor that broadcasts over them where it differs.
         gradients: Memory for the gradient of the parameter: to fill fresh pages takes longer than all else here.
     """
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         small = entries.take(value)
-        return small if scale == 1 else small * scale
+        return small if _is_one(scale) else small * scale
     return _Gather.apply(value, entries, scale, gradients)  # type: ignore[no-any-return]
+
+
+def _is_one(scale: float | Tensor) -> bool:
+    return not isinstance(scale, Tensor) and scale == 1
 
 
 class _Gather(torch.autograd.Function):
     """Kept entries, whose gradient is spread over a tensor of full size."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, entries: KeptEntries, scale: float, gradients: ReusableBuffer) -> Tensor:
+    def forward(
+        ctx: Any, value: Tensor, entries: KeptEntries, scale: float | Tensor, gradients: ReusableBuffer
+    ) -> Tensor:
         ctx.value, ctx.entries, ctx.scale, ctx.gradients = value, entries, scale, gradients
         small = entries.take(value)
-        return small if scale == 1 else small.mul_(scale)
+        return small if _is_one(scale) else small.mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         entries: KeptEntries = ctx.entries
-        if ctx.scale != 1:
+        if not _is_one(ctx.scale):
             grad = grad * ctx.scale
         if _is_traced(grad):
             return entries.spread(grad), None, None, None

@@ -72,7 +72,7 @@ class MaskedForward:
         with torch.no_grad():
             for tensor, (whole, small) in self._gathered.items():
                 if tensor.is_buffer and small is not whole:  # BatchNorm has moved the statistics of kept channels
-                    tensor.entries(whole).put(small, whole)
+                    tensor.shown.entries(whole).put(small, whole)
         if isinstance(error, Exception):
             self._mask.explain(self._model, error)
 
@@ -207,5 +207,5 @@ def _run_traced(mask: Mask, model: nn.Module, forward: Forward, args: tuple[Any,
         attributes[name] = value
     for tensor in mask.tensors.values():
         if tensor.is_buffer and small[tensor.name] is not whole[tensor.name]:
-            tensor.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
+            tensor.shown.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
     return output

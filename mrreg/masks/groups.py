@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 Role = Literal["producer", "member", "consumer"]
-Kind = Literal["hidden", "heads", "channels", "inputs", "outputs", "stream", "blocks"]
+Kind = Literal["hidden", "heads", "channels", "inputs", "outputs", "stream", "rank", "blocks"]
 
 
 @dataclass(frozen=True)
@@ -16,15 +16,22 @@ class Slot:
     Args:
         name: Dotted name in the model (the first, where it is tied).
         dim: The dimension that counts units.
-        indices: Positions along `dim` that belong to each unit, (units, entries per unit); all of them are covered.
+        indices: Positions along `dim` that belong to each unit, (units, entries per unit).
         role: "producer" computes the units (rows), "consumer" reads them (columns), "member" belongs to them alone
             (biases, BatchNorm, depthwise kernels).
+        size: Length of the dimension, if it has other positions too; else 0.
     """
 
     name: str
     dim: int
     indices: Tensor = field(repr=False, compare=False)
     role: Role
+    size: int = 0
+
+    @property
+    def length(self) -> int:
+        """Length of the dimension."""
+        return self.size or self.indices.numel()
 
 
 @dataclass(frozen=True)

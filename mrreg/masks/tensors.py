@@ -1,8 +1,7 @@
 """Parameters and buffers of a mask: which entries of them are present, and what stands for them in a forward."""
 
-from collections.abc import Mapping
-from math import prod
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from mrreg.distributed.sharding import cut, is_sharded, local, window
 from mrreg.errors import invalid_argument
 from mrreg.masks.entries import KeptEntries, PresentEntries, ReusableBuffer, bits_dtype, gather, masked
-from mrreg.masks.groups import UnitGroup
+from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.sampling import Key, draw_bits, draw_units
 from mrreg.masks.targets import MaskTarget
 from mrreg.module_utils import parameter
@@ -26,23 +25,23 @@ class KeptUnits:
         gradients: Memory of the gradient, if it is not to be its own.
     """
 
-    def __init__(self, scale: float = 1.0, gradients: ReusableBuffer | None = None) -> None:
+    def __init__(self, scale: float | Tensor = 1.0, gradients: ReusableBuffer | None = None) -> None:
         self.scale = scale
         self.gradients = ReusableBuffer() if gradients is None else gradients
-        self._kept: Mapping[int, Tensor] = {}
+        self.kept: Mapping[int, Tensor] = {}
         self._traced: KeptEntries | None = None
         self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
 
     def keep(self, kept: Mapping[int, Tensor], value: Tensor) -> None:
         """Set the kept positions from now on: ascending indices along each dimension of which something is dropped."""
-        self._kept, self._entries = kept, {}
+        self.kept, self._entries = kept, {}
         whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
         self._traced = KeptEntries(whole, kept, value.device)  # graphs have the indices as inputs
 
     def entries(self, value: Tensor) -> KeptEntries:
         """Return the positions of kept entries; of a sharded tensor, those in the part that this rank has."""
         if torch.compiler.is_compiling():
-            return self._traced or KeptEntries(value, self._kept, value.device)
+            return self._traced or KeptEntries(value, self.kept, value.device)
         sharded = is_sharded(value)
         size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
         here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
@@ -50,7 +49,7 @@ class KeptUnits:
         found = self._entries.get(key)
         if found is None:
             kept = {}
-            for dim, indices in self._kept.items():
+            for dim, indices in self.kept.items():
                 inside = (indices >= start[dim]) & (indices < start[dim] + size[dim])
                 kept[dim] = indices[inside] - start[dim]
             found = self._entries[key] = KeptEntries(here, kept, here.device)
@@ -58,13 +57,30 @@ class KeptUnits:
 
     def kept_shape(self, value: Tensor) -> torch.Size:
         """Return the shape of the kept entries, on all ranks together."""
-        return torch.Size(
-            self._kept[dim].numel() if dim in self._kept else size for dim, size in enumerate(value.shape)
-        )
+        return torch.Size(self.kept[dim].numel() if dim in self.kept else size for dim, size in enumerate(value.shape))
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the tensor that takes the place of a parameter or buffer in a masked forward."""
         return gather(value, self.entries(value), self.scale, self.gradients)
+
+
+class Cut(NamedTuple):
+    """The units of a group along a dimension of a tensor.
+
+    Args:
+        group: The group.
+        slot: Where they lie.
+        factor: Of what is kept of them in masked forwards.
+    """
+
+    group: UnitGroup
+    slot: Slot
+    factor: float
+
+    @property
+    def computed(self) -> bool:
+        """True if forwards read everything, and an optimizer sees what is kept."""
+        return (self.group.zeroed or self.group.kind == "inputs") and self.slot.role != "consumer"
 
 
 class GatheredTensor(KeptUnits):
@@ -72,26 +88,20 @@ class GatheredTensor(KeptUnits):
 
     Args:
         name: Its dotted name.
-        cuts: For each dimension that counts units the group and the positions of each unit, (units, entries).
-        scale: Factor of the kept entries in masked forwards.
+        cuts: The units along each dimension that counts some.
         block: The group and the number of the block that it belongs to, if it does to one.
-        computed: Dimensions of `cuts` along which forwards read everything, and an optimizer sees what is kept.
     """
 
     def __init__(
-        self,
-        name: str,
-        cuts: Mapping[int, tuple[UnitGroup, Tensor]],
-        scale: float,
-        block: tuple[UnitGroup, int] | None = None,
-        computed: frozenset[int] = frozenset(),
+        self, name: str, cuts: Mapping[int, Sequence[Cut]], block: tuple[UnitGroup, int] | None = None
     ) -> None:
-        super().__init__(scale)
-        self.computed = computed
-        self._shown = KeptUnits(scale, self.gradients) if computed else self  # what forwards read
+        super().__init__()
+        computed = any(cut.computed for each in cuts.values() for cut in each)
+        self.shown = KeptUnits(gradients=self.gradients) if computed else self  # what forwards read
         self.name, self.cuts, self.block = name, cuts, block
         self.off = False  # all of it is absent, with its block
         self.is_buffer = False  # in the model, whatever functional_call puts in its place
+        self._wide: dict[int, tuple[int, Tensor]] = {}  # sizes with zeros for absent units, and where the others lie
 
     @property
     def has_absent(self) -> bool:
@@ -101,8 +111,11 @@ class GatheredTensor(KeptUnits):
     @property
     def share(self) -> float:
         """Share of the entries that is present on masked steps, on average over cycles."""
-        groups = [group for group, _ in self.cuts.values()] + ([self.block[0]] if self.block else [])
-        return prod(group.kept / group.units for group in groups)
+        share = self.block[0].kept / self.block[0].units if self.block else 1.0
+        for cuts in self.cuts.values():
+            absent = (slot.indices.numel() * (1 - group.kept / group.units) for group, slot, _ in cuts)
+            share *= 1 - sum(absent) / cuts[0].slot.length
+        return share
 
     def of(self, model: nn.Module) -> Tensor:
         """Return the parameter or buffer of this name in a model."""
@@ -118,7 +131,7 @@ class GatheredTensor(KeptUnits):
             shape = self.of(model).shape
         except (AttributeError, KeyError):
             return f"{self.name!r} is gone"
-        sizes = {dim: positions.numel() for dim, (_, positions) in self.cuts.items()}
+        sizes = {dim: cuts[0].slot.length for dim, cuts in self.cuts.items()}
         wrong = [dim for dim, size in sizes.items() if shape[dim : dim + 1] != (size,)]
         return f"{self.name!r} has {tuple(shape)}, not {sizes[wrong[0]]} in dimension {wrong[0]}" if wrong else ""
 
@@ -128,28 +141,45 @@ class GatheredTensor(KeptUnits):
         if self.block is not None:
             group, number = self.block
             self.off = number not in kept[group.name]
+        own, read = {}, {}
+        scale: float | Tensor = 1.0
+        for dim, cuts in self.cuts.items():
+            present, seen, stays = torch.ones(3, value.shape[dim], dtype=torch.bool, device="cpu")
+            factors = torch.ones(value.shape[dim], dtype=torch.float64, device="cpu")
+            for each in cuts:
+                absent = each.slot.indices[_others(kept[each.group.name], each.group.units)].flatten()
+                factors[each.slot.indices.flatten()] = each.factor
+                present[absent] = False
+                seen[absent] = each.computed
+                stays[absent] = each.group.keeps_shape
+            own[dim], factors = present.nonzero().flatten(), factors[seen]
+            if not seen.all():
+                read[dim] = seen.nonzero().flatten()
+            if (seen != stays).any():
+                self._wide[dim] = int(stays.sum()), (stays.cumsum(0) - 1)[seen]
+            if factors.min() == factors.max():
+                scale = scale * float(factors[0])
+            else:
+                scale = scale * factors.to(value.device, value.dtype).view(-1, *[1] * (value.dim() - dim - 1))
         if self.cuts:
-            cuts = self.cuts.items()
-            along = {dim: positions[kept[group.name]].flatten().sort().values for dim, (group, positions) in cuts}
-            self.keep(along, value)
-            if self.computed:
-                self._shown.keep({dim: kept for dim, kept in along.items() if dim not in self.computed}, value)
+            if self.shown is not self:
+                self.shown.keep(read, value)
+            self.keep(own, value)
+            self.scale = self.shown.scale = scale
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
-        if self.computed:
-            if len(self.computed) == len(self.cuts):
-                return value
-            return self.widened(self._shown.gather(value), value)
-        return self.widened(super().gather(value), value)
-
-    def widened(self, small: Tensor, value: Tensor) -> Tensor:
-        """Return kept entries along with absent ones, at zero, where what is around the layer comes or goes whole."""
-        for dim, (group, _) in self.cuts.items():
-            if group.keeps_shape and dim not in self.computed:
-                shape = [*small.shape[:dim], value.shape[dim], *small.shape[dim + 1 :]]
-                small = small.new_zeros(shape).index_copy(dim, self._kept[dim].to(small.device), small)
+        if not self.shown.kept:
+            return value
+        small = KeptUnits.gather(self.shown, value)
+        for dim, (size, where) in self._wide.items():
+            shape = [*small.shape[:dim], size, *small.shape[dim + 1 :]]
+            small = small.new_zeros(shape).index_copy(dim, where.to(small.device), small)
         return small
+
+
+def _others(kept: Tensor, units: int) -> Tensor:
+    return torch.ones(units, dtype=torch.bool, device="cpu").index_fill(0, kept, False)
 
 
 def own_table(module: nn.Module, kind: str) -> Any:
@@ -160,27 +190,17 @@ def own_table(module: nn.Module, kind: str) -> Any:
 
 def tensors_of(groups: tuple[UnitGroup, ...], rescale: bool) -> dict[str, GatheredTensor]:
     """Collect the slots of groups that lose units, for each parameter and buffer."""
-    cuts: dict[str, dict[int, tuple[UnitGroup, Tensor]]] = {}
-    scales: dict[str, float] = {}
-    computed: dict[str, set[int]] = {}
+    cuts: dict[str, dict[int, list[Cut]]] = {}
     blocks = {name: (g, i) for g in groups for i, block in enumerate(g.blocks) for name in block.parameters}
     for group in groups:
         for slot in group.slots if group.kept < group.units else ():
-            if slot.dim in cuts.setdefault(slot.name, {}):
-                raise invalid_argument(
-                    ValueError, WHERE, "groups", f"one for dimension {slot.dim} of {slot.name!r}", group.name
-                )
-            cuts[slot.name][slot.dim] = group, slot.indices
-            if group.zeroed and slot.role != "consumer":
-                computed.setdefault(slot.name, set()).add(slot.dim)
-            factor = group.units / group.kept if rescale and slot.role == "consumer" else 1.0
-            scales[slot.name] = scales.get(slot.name, 1.0) * factor
-    names = dict.fromkeys([*cuts, *blocks])
+            here = cuts.setdefault(slot.name, {}).setdefault(slot.dim, [])
+            if any(torch.isin(cut.slot.indices, slot.indices).any() for cut in here):
+                rule = f"one for each position along dimension {slot.dim} of {slot.name!r}"
+                raise invalid_argument(ValueError, WHERE, "groups", rule, group.name)
+            here.append(Cut(group, slot, group.units / group.kept if rescale and slot.role == "consumer" else 1.0))
     return {
-        name: GatheredTensor(
-            name, cuts.get(name, {}), scales.get(name, 1.0), blocks.get(name), frozenset(computed.get(name, ()))
-        )
-        for name in names
+        name: GatheredTensor(name, cuts.get(name, {}), blocks.get(name)) for name in dict.fromkeys([*cuts, *blocks])
     }
 
 

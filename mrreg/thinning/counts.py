@@ -7,6 +7,7 @@ from typing import get_args
 
 from mrreg.errors import check_number, invalid_argument, unknown_name
 from mrreg.masks.groups import Kind, UnitGroup
+from mrreg.module_utils import owner
 from mrreg.thinning.double_copy import WHERE
 
 Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too
@@ -45,7 +46,7 @@ def owners(group: UnitGroup) -> set[str]:
     if group.blocks:
         return {block.name for block in group.blocks}
     role = "consumer" if group.kind in ("inputs", "outputs") else "producer"
-    return {slot.name.rpartition(".")[0] for slot in group.slots if slot.role == role}
+    return {owner(slot.name) for slot in group.slots if slot.role == role}
 
 
 class _Choice:

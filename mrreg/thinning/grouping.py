@@ -1,15 +1,16 @@
 """Groups of units, found from which channels reach which, or the reason why some channels form none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 
 import torch
 from torch import Tensor, nn
 
 from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
-from mrreg.thinning.channel_sets import ChannelSets, Place, Unit
+from mrreg.module_utils import owner
 from mrreg.thinning.double_copy import Inputs, randomize
-from mrreg.thinning.influence import Influence
+from mrreg.thinning.influence import ChannelSets, Influence, Place, Unit
 from mrreg.thinning.recorder import Channels, MixingOp, Recording, record
 
 
@@ -33,25 +34,19 @@ def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[
     """
     tick("following a forward")
     randomize(twin)
-    recording = record(twin, inputs)
-    finder = Finder(recording, tick)
-    groups: list[UnitGroup] = []
-    refusals: list[Refusal] = []
-    names: set[str] = set()
+    finder = Finder(record(twin, inputs), tick)
+    found: dict[str, UnitGroup | Refusal] = {}
     for family in finder.families():
-        found = finder.read(family)
-        tick(f"looking at {found.name}")
-        if found.name in names:
-            name, dim = found.places[0] if isinstance(found, Refusal) else (found.slots[0].name, found.slots[0].dim)
-            found = replace(found, name=f"{name}[{dim}]")
-        names.add(found.name)
-        if isinstance(found, UnitGroup):
-            groups.append(found)
-        else:
-            refusals.append(found)
+        each = finder.read(family)
+        tick(f"looking at {each.name}")
+        place = next(iter(family[0]))
+        name = each.name if each.name not in found else f"{place[0]}[{place[1]}]"
+        name = name if name not in found else f"{place[0]}[{place[1]}, {family[0][place][0]}:]"
+        found[name] = replace(each, name=name)
     for buffer in twin.buffers():
         buffer.requires_grad_(False)
-    return groups, refusals
+    refusals = [each for each in found.values() if isinstance(each, Refusal)]
+    return [each for each in found.values() if isinstance(each, UnitGroup)], refusals
 
 
 class Finder:
@@ -69,7 +64,7 @@ class Finder:
     ) -> None:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
-        self.shifts: set[Place] = set()
+        self.also: set[Place] = set()
         self.columns: dict[Place, list[MixingOp]] = {}
         self._influences: dict[int, Influence] = {}
         for number, op in enumerate(recording.ops):
@@ -79,22 +74,24 @@ class Finder:
                 tick(f"looking at {op.columns.name}")
                 self._connect(op, op.columns)
         self.read_by_output = self._reached_by_output()
-        self.stream = self._residual()
+        self.skips = set(self._skips())
+        self._members_of: dict[tuple[Place, int], str] = {}  # positions that a group has already, with its name
 
     def _add(self, number: int, op: MixingOp) -> None:
         self._place(op.rows)
         self.rows.setdefault(_place(op.rows), number)
-        if op.bias is not None:
-            self._place(op.bias)
-            self.shifts.add(_place(op.bias))
+        for other in op.also:
+            self._place(other)
+            self.also.add(_place(other))
             for i in range(op.rows.size):
-                self.sets.join([_position(op.rows, i), _position(op.bias, i)])
+                self.sets.join([_position(op.rows, i), _position(other, i)])
         if op.columns is not None:
             self._place(op.columns)
             self.columns.setdefault(_place(op.columns), []).append(op)
 
     def _place(self, channels: Channels) -> None:
-        self.sets.add(_place(channels), self.recording.others[channels.name].shape[channels.dim])
+        shape = self.recording.others[channels.name].shape
+        self.sets.add(_place(channels), shape[channels.dim] if channels.dim >= 0 else channels.size)
 
     def influence(self, op: MixingOp) -> Influence:
         """The influence on an operation's input, once for all operations that take the same tensor."""
@@ -104,9 +101,9 @@ class Finder:
 
     def _connect(self, op: MixingOp, columns: Channels) -> None:
         influence = self.influence(op)
-        for block in influence.blocks():
-            taken = [_position(columns, i) for i in range(block.start, block.stop)]
-            made = [(number, i) for number, i in map(influence.source, sorted(block.sources))]
+        for each in influence.ranges():
+            taken = [_position(columns, i) for i in range(each.start, each.stop)]
+            made = map(influence.source, sorted(each.sources))
             self.sets.join(taken + [_position(self.recording.ops[number].rows, i) for number, i in made])
 
     def _reached_by_output(self) -> set[tuple[Place, int]]:
@@ -118,19 +115,31 @@ class Finder:
                 found.add(_position(self.recording.ops[number].rows, i))
         return found
 
-    def _residual(self) -> set[Place]:
-        """Places of output channels in a sum of which one part has gone through more operations than the other."""
+    def _skips(self) -> Iterator[tuple[Place, Place]]:
+        """Yield places of output channels that are added to what was computed from them, or from what they were.
+
+        With each comes the place of the columns that have read them; its own, where a shortcut has its own product.
+        """
         ops = self.recording.ops
+        direct = [{number for number, _ in self.influence(op).used} for op in ops]
         before: list[set[int]] = []  # numbers of the operations that each one depends on
-        for op in ops:
-            direct = {number for number, _ in self.influence(op).used}
-            before.append(direct.union(*(before[number] for number in direct)))
-        found: set[Place] = set()
-        for one, two in self.recording.sums:
-            left, right = ({number for number, _ in Influence(self.recording, side, -1).used} for side in (one, two))
-            if any(_later(a, b, before) or _later(b, a, before) for a in left for b in right):
-                found |= {_place(ops[number].rows) for number in left | right}
-        return found
+        for numbers in direct:
+            before.append(numbers.union(*(before[number] for number in numbers)))
+        for pair in self.recording.sums:
+            left, right = ([number for number, _ in Influence(self.recording, side, -1).used] for side in pair)
+            for one, two in chain(product(left, right), product(right, left)):
+                own = _place(ops[one].rows)
+                if one in before[two]:
+                    readers = (number for number in before[two] | {two} if one in direct[number])
+                    yield from ((own, _place(columns)) for each in readers if (columns := ops[each].columns))
+                elif before[one] and before[one] < before[two] and self._bends(ops[two]):
+                    yield own, own
+
+    def _bends(self, op: MixingOp) -> bool:
+        """Tell if an operation reads others through a norm or an activation: then their slopes depend on something."""
+        influence = self.influence(op)
+        grads = influence.gradients(None, [each.made for _, each in influence.used], create_graph=True)
+        return any(grad is not None and grad.requires_grad for grad in grads)
 
     def families(self) -> list[list[Unit]]:
         """Connected channels, sorted by the places they run through; in the order in which those are first made."""
@@ -142,68 +151,85 @@ class Finder:
         places = list(dict.fromkeys(place for unit in units for place in unit))
         producers = sorted((p for p in places if p in self.rows), key=lambda p: self.rows[p])
         consumers = [p for p in places if p in self.columns]
-        name = (producers or consumers)[0][0].rpartition(".")[0]
+        first = (producers or consumers)[0][0]
+        name = owner(first) or first
         members: dict[Place, list[list[int]]] = {}
         reason = self._obstacle(units, places, producers, consumers)
         if not reason:
             units.sort(key=lambda unit: unit[(producers or consumers)[0]])
-            members, reason = self._members(units, consumers)
+            members, reason = self._members(name, units, consumers)
         if reason:
             return Refusal(name, places, len(units), reason)
-        members = {p: [unit[p] for unit in units] for p in places if p in self.shifts} | members
-        slots = [_slot(p, [unit[p] for unit in units], "producer") for p in producers]
-        slots += [_slot(p, indices, "member") for p, indices in members.items()]
-        slots += [_slot(p, [unit[p] for unit in units], "consumer") for p in consumers]
-        return UnitGroup(name, self._kind(producers, units[0][consumers[0]]), len(units), len(units), tuple(slots))
+        members |= {p: [unit[p] for unit in units] for p in places if p in self.also and p not in self.rows}
+        slots = [self._slot(p, [unit[p] for unit in units], "producer") for p in producers]
+        slots += [self._slot(p, indices, "member") for p, indices in members.items()]
+        slots += [self._slot(p, [unit[p] for unit in units], "consumer") for p in consumers]
+        return UnitGroup(name, self._kind(units[0], producers, consumers), len(units), len(units), tuple(slots))
+
+    def _slot(self, place: Place, indices: Sequence[Sequence[int]], role: Role) -> Slot:
+        where, size = torch.tensor(indices, device="cpu"), self.recording.others[place[0]].shape[place[1]]
+        return Slot(*place, where, role, 0 if where.numel() == size else size)
 
     def _obstacle(self, units: list[Unit], places: list[Place], producers: list[Place], consumers: list[Place]) -> str:
         """Return the obstacle that keeps connected channels from being a group; nothing if they look like one."""
+        if computed := [name for name, dim in places if dim < 0]:
+            return f"a weight that is computed from {computed[0]} and others makes or reads these channels"
         if both := [name for name, dim in producers if (name, dim) in self.columns]:
             return f"{both[0]} has two roles: it makes these channels and reads them (tied weights)"
-        if not producers and not all(self._only_inputs(place) for place in consumers):
+        if not producers and not all(self._reads_input(units, place) for place in consumers):
             return "nothing that can be read makes these channels"
-        if any((place, i) in self.read_by_output for unit in units for place in producers for i in unit.get(place, ())):
+        if any((place, i) in self.read_by_output for unit in units for place in producers for i in unit[place]):
             return "they reach the model's output"
         if not consumers:
             return "nothing that can be read takes these channels"
         if len(units) < 2:
             return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
-        if any(
-            {p: len(unit.get(p, ())) for p in places} != {p: len(units[0].get(p, ())) for p in places} for unit in units
-        ):
-            return "the units differ in size or in where they lie"
         return ""
 
-    def _only_inputs(self, place: Place) -> bool:
-        return all(not self.influence(op).used and self.influence(op).reads_input for op in self.columns[place])
+    def _reads_input(self, units: list[Unit], place: Place) -> bool:
+        """Tell if columns that no other operation reaches read an input of the model."""
+        for op in self.columns[place]:
+            columns = _numbered(units, place, op) >= 0
+            grads = self.influence(op).gradients(columns, self.recording.inputs)
+            if not any(grad is not None and grad.any() for grad in grads):
+                return False
+        return True
 
-    def _kind(self, producers: list[Place], consumed: list[int]) -> Kind:
+    def _kind(self, unit: Unit, producers: list[Place], consumers: list[Place]) -> Kind:
         if not producers:
             return "inputs"
-        if any(place in self.stream for place in producers):
+        if any(unit.keys() >= {made, read} and len(unit[made]) == len(unit[read]) for made, read in self.skips):
             return "stream"
-        if any(self.recording.others[name].dim() > 2 for name, _ in producers):
+        makers = [self.recording.ops[self.rows[place]] for place in producers]
+        products = all(op.columns is not None for op in makers)  # or it is the width of an embedding
+        if products and not any(self._bends(op) for place in consumers for op in self.columns[place]):
+            return "rank"
+        kinds = {op.kind for op in makers}
+        if "channels" in kinds:
             return "channels"
-        return "heads" if len(consumed) > 1 else "hidden"
+        return "heads" if "heads" in kinds or len(unit[consumers[0]]) > 1 else "hidden"
 
-    def _members(self, units: list[Unit], consumers: list[Place]) -> tuple[dict[Place, list[list[int]]], str]:
+    def _members(
+        self, name: str, units: list[Unit], consumers: list[Place]
+    ) -> tuple[dict[Place, list[list[int]]], str]:
         """Find the other parameters and buffers that have a position for each unit: they shrink with it."""
-        taken = {name for unit in units[:1] for name, _ in unit}
+        taken = {name for name, _ in units[0]}
         found: dict[Place, Tensor] = {}  # for each position the unit that it reaches, or NONE, or SEVERAL
         for place in consumers:
-            number = {position: i for i, unit in enumerate(units) for position in unit[place]}
             for op in self.columns[place]:
-                assert op.columns is not None
-                of_column = torch.tensor([number[op.columns.start + i] for i in range(op.columns.size)])
+                of_column = _numbered(units, place, op)
                 for other, reached in self._reached_units(self.influence(op), of_column, len(units)).items():
                     if other[0] in taken:
                         return {}, f"{other[0]} is also used by an operation that cannot be read"
                     found[other] = _merge(found[other], reached) if other in found else reached
         members: dict[Place, list[list[int]]] = {}
         for other, reached in found.items():
-            counts = torch.bincount(reached.clamp_min(0), minlength=len(units))
-            if reached.min() >= 0 and counts.min() == counts.max():
-                members[other] = reached.argsort(stable=True).reshape(len(units), -1).tolist()
+            counts = torch.bincount(reached[reached >= 0], minlength=len(units))
+            if reached.min() > SEVERAL and counts.min() == counts.max() > 0:
+                members[other] = reached.argsort(stable=True)[(reached < 0).sum() :].reshape(len(units), -1).tolist()
+        for position in ((other, i) for other, indices in members.items() for each in indices for i in each):
+            if self._members_of.setdefault(position, name) != name:
+                return {}, f"{position[0][0]} has the same position for units of {self._members_of[position]}"
         return members, ""
 
     def _reached_units(self, influence: Influence, of_column: Tensor, units: int) -> dict[Place, Tensor]:
@@ -223,7 +249,8 @@ class Finder:
         }
         for digit in range(max((units - 1).bit_length(), 1)):
             passes = [
-                influence.gradients((of_column >> digit) & 1 == value, list(tensors.values())) for value in (0, 1)
+                influence.gradients((of_column >= 0) & ((of_column >> digit) & 1 == value), list(tensors.values()))
+                for value in (0, 1)
             ]
             for name, zero, one in zip(tensors, *passes, strict=True):
                 for dim in range(tensors[name].dim()):
@@ -231,9 +258,11 @@ class Finder:
         return found
 
 
-def _later(one: int, two: int, before: Sequence[set[int]]) -> bool:
-    """Tell if an operation depends on another one, or on all that the other depends on and more."""
-    return one in before[two] or bool(before[one] and before[one] < before[two])
+def _numbered(units: list[Unit], place: Place, op: MixingOp) -> Tensor:
+    """Return the number of the unit that each column of an operation belongs to, or NONE."""
+    assert op.columns is not None
+    number = {position: i for i, unit in enumerate(units) for position in unit[place]}
+    return torch.tensor([number.get(op.columns.start + i, NONE) for i in range(op.columns.size)])
 
 
 NONE, SEVERAL = -1, -2
@@ -264,7 +293,3 @@ def _place(channels: Channels) -> Place:
 
 def _position(channels: Channels, i: int) -> tuple[Place, int]:
     return _place(channels), channels.start + i
-
-
-def _slot(place: Place, indices: Sequence[Sequence[int]], role: Role) -> Slot:
-    return Slot(place[0], place[1], torch.tensor(indices), role)

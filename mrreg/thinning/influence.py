@@ -1,7 +1,7 @@
 """Find the output channels of earlier operations that reach each input channel of a later one."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,26 +13,20 @@ Source = tuple[int, int]  # number of the operation in the recording, output cha
 
 
 @dataclass(frozen=True)
-class Block:
-    """Neighbouring input channels that the same units reach.
-
-    Args:
-        start: The first channel.
-        stop: One past the last.
-        sources: All output channels that reach one of them.
-    """
+class ChannelRange:
+    """Neighbouring input channels, up to `stop`, and all output channels that reach one of them."""
 
     start: int
     stop: int
     sources: frozenset[int]
 
-    def halves(self) -> tuple["Block", "Block"]:
-        """The two halves, with the sources of the whole."""
+    def halves(self) -> tuple["ChannelRange", "ChannelRange"]:
+        """Cut it in the middle."""
         middle = (self.start + self.stop) // 2
         return replace(self, stop=middle), replace(self, start=middle)
 
-    def ends(self) -> tuple["Block", "Block"]:
-        """The first and the last channel, with the sources of the whole."""
+    def ends(self) -> tuple["ChannelRange", "ChannelRange"]:
+        """The first and the last channel."""
         return replace(self, stop=self.start + 1), replace(self, start=self.stop - 1)
 
 
@@ -49,14 +43,15 @@ class Influence:
         self.taken, self.dim, self.size = taken, dim, (taken.shape or (1,))[dim]
         self.seed = torch.rand(taken.shape, device=taken.device, dtype=torch.float64) + 0.5
         self._all = [op.made for op in recording.ops]
-        grads = self.gradients(None, self._all + recording.inputs)
+        grads = self.gradients(None, self._all)
         self.used = [(i, op) for i, op in enumerate(recording.ops) if grads[i] is not None]
-        self.reads_input = any(grad is not None for grad in grads[len(self._all) :])
         self.offsets = [0]
         for _, op in self.used:
             self.offsets.append(self.offsets[-1] + op.made.shape[op.made_dim])
 
-    def gradients(self, columns: Tensor | None, targets: Sequence[Tensor]) -> list[Tensor | None]:
+    def gradients(
+        self, columns: Tensor | None, targets: Sequence[Tensor], create_graph: bool = False
+    ) -> list[Tensor | None]:
         """Gradients of a random sum over some channels (or all), with respect to the targets."""
         if not (self.taken.requires_grad and targets):
             return [None] * len(targets)
@@ -65,8 +60,8 @@ class Influence:
             shape = [1] * seed.dim()
             shape[self.dim] = -1
             seed = seed * columns.to(seed).reshape(shape)
-        grads = torch.autograd.grad([self.taken], targets, [seed], retain_graph=True, allow_unused=True)
-        return list(grads)
+        options: dict[str, bool] = {"retain_graph": True, "allow_unused": True, "create_graph": create_graph}
+        return list(torch.autograd.grad([self.taken], targets, [seed], **options))
 
     def reached(self, columns: Tensor | None) -> Tensor:
         """Tell for every output channel of the used operations, one after another, if it reaches one of the columns."""
@@ -86,16 +81,16 @@ class Influence:
         place = bisect_right(self.offsets, flat) - 1
         return self.used[place][0], flat - self.offsets[place]
 
-    def blocks(self) -> list[Block]:
-        """Split the input channels into blocks that belong to one unit each, halving them while that shows more.
+    def ranges(self) -> list[ChannelRange]:
+        """Split the input channels into ranges that belong to one unit each, halving them while that shows more.
 
         Halves without a common source are looked at apart. Where the halves have one, and the first and the last
-        channel do, the block is taken to be one unit (a head, a position in the flattened output of a convolution).
+        channel do, the range is taken to be one unit (a head, a position in the flattened output of a convolution).
         """
-        done: list[Block] = []
-        pending = _open([Block(0, self.size, _members(self.reached(None)))], done)
+        done: list[ChannelRange] = []
+        pending = _open([ChannelRange(0, self.size, _members(self.reached(None)))], done)
         while pending:
-            halves = self._narrow([half for block in pending for half in block.halves()])
+            halves = self._narrow([half for each in pending for half in each.halves()])
             pairs = list(zip(halves[::2], halves[1::2], strict=True))
             doubtful = [i for i, (one, two) in enumerate(pairs) if one.sources & two.sources]
             ends = self._narrow([end for i in doubtful for end in pending[i].ends()])
@@ -106,38 +101,79 @@ class Influence:
             pending = _open([half for i, pair in enumerate(pairs) if i not in whole for half in pair], done)
         return done
 
-    def _narrow(self, blocks: Sequence[Block]) -> list[Block]:
-        """Leave each block the sources that really reach it; blocks without common sources share a pass."""
-        results: dict[int, Block] = {}
-        for members in _compatible(blocks):
+    def _narrow(self, ranges: Sequence[ChannelRange]) -> list[ChannelRange]:
+        """Leave each range the sources that really reach it; ranges without common sources share a pass."""
+        results: dict[int, ChannelRange] = {}
+        for members in _compatible(ranges):
             columns = torch.zeros(self.size, dtype=torch.bool)
             for i in members:
-                columns[blocks[i].start : blocks[i].stop] = True
+                columns[ranges[i].start : ranges[i].stop] = True
             reached = _members(self.reached(columns))
             for i in members:
-                results[i] = replace(blocks[i], sources=blocks[i].sources & reached)
-        return [results[i] for i in range(len(blocks))]
+                results[i] = replace(ranges[i], sources=ranges[i].sources & reached)
+        return [results[i] for i in range(len(ranges))]
 
 
-def _open(blocks: Sequence[Block], done: list[Block]) -> list[Block]:
-    """Return the blocks that may hold channels of several units, and add the others to those that are done."""
-    opened = [block for block in blocks if block.stop - block.start > 1 and len(block.sources) > 1]
-    done += [block for block in blocks if block.sources and (block.stop - block.start == 1 or len(block.sources) == 1)]
-    return opened
+def _open(ranges: Sequence[ChannelRange], done: list[ChannelRange]) -> list[ChannelRange]:
+    """Return the ranges that may hold channels of several units, or of none, and add the others to what is done."""
+    done += [each for each in ranges if each.sources and each.stop - each.start == 1]
+    return [each for each in ranges if each.sources and each.stop - each.start > 1]
 
 
 def _members(mask: Tensor) -> frozenset[int]:
     return frozenset(mask.nonzero().flatten().tolist())
 
 
-def _compatible(blocks: Sequence[Block]) -> list[list[int]]:
-    """Sort blocks, by number, into few lists in which no two have a source in common."""
+def _compatible(ranges: Sequence[ChannelRange]) -> list[list[int]]:
+    """Sort ranges, by number, into few lists in which no two have a source in common."""
     colours: list[tuple[set[int], list[int]]] = []
-    for i, block in enumerate(blocks):
-        fitting = next((colour for colour in colours if colour[0].isdisjoint(block.sources)), None)
+    for i, each in enumerate(ranges):
+        fitting = next((colour for colour in colours if colour[0].isdisjoint(each.sources)), None)
         if fitting is None:
             fitting = set(), []
             colours.append(fitting)
-        fitting[0].update(block.sources)
+        fitting[0].update(each.sources)
         fitting[1].append(i)
     return [members for _, members in colours]
+
+
+Place = tuple[str, int]  # a parameter or buffer, and one of its dimensions
+Unit = dict[Place, list[int]]  # positions that belong together
+
+
+class ChannelSets:
+    """Disjoint sets of positions along dimensions of parameters."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[Place, int] = {}
+        self._base: dict[Place, int] = {}
+        self._parent: list[int] = []
+
+    def add(self, place: Place, size: int) -> None:
+        """Begin with a set for each position; a place that is known already stays as it is."""
+        if place not in self._base:
+            self._base[place], self.sizes[place] = len(self._parent), size
+            self._parent.extend(range(len(self._parent), len(self._parent) + size))
+
+    def join(self, positions: Iterable[tuple[Place, int]]) -> None:
+        """Unite the sets of some positions."""
+        roots = [self._root(self._base[place] + position) for place, position in positions]
+        for root in roots[1:]:
+            self._parent[self._root(root)] = self._root(roots[0])
+
+    def _root(self, node: int) -> int:
+        parent = self._parent
+        while parent[node] != node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+    def families(self) -> list[list[Unit]]:
+        """Return the sets, sorted by the places that they run through and the number of positions in each."""
+        units: dict[int, Unit] = {}
+        for place, base in self._base.items():
+            for position in range(self.sizes[place]):
+                units.setdefault(self._root(base + position), {}).setdefault(place, []).append(position)
+        found: dict[frozenset[tuple[Place, int]], list[Unit]] = {}
+        for unit in units.values():
+            found.setdefault(frozenset((place, len(where)) for place, where in unit.items()), []).append(unit)
+        return list(found.values())

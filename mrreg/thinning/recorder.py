@@ -1,7 +1,8 @@
 """One forward, cut at every operation that mixes channels, so that autograd shows which of them reach which others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,16 @@ from torch.overrides import TorchFunctionMode
 
 from mrreg.errors import add_note
 from mrreg.masks.checkpoints import CheckpointGuard
+from mrreg.masks.groups import Kind
 from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
+from mrreg.thinning.recurrent import RECURRENT, unrolled
 
 
 class Channels(NamedTuple):
-    """Neighbouring positions along a dimension of a parameter: one for each channel."""
+    """Neighbouring positions along a dimension of a parameter: one for each channel.
+
+    A negative dimension (`~dim`) is one of a tensor that is computed from the parameter and from others.
+    """
 
     name: str
     dim: int
@@ -28,15 +34,17 @@ class MixingOp:
     """A product with a weight, whose output is cut off from its input.
 
     Args:
+        kind: Kind of its output channels, unless more is known of them.
         rows: Positions of the output channels in the weight.
-        bias: The same for its bias.
+        also: Other parameters with a position for each output channel, such as the bias.
         columns: Positions of its input channels; an embedding has none.
         taken: Its input, whose dimension `taken_dim` counts channels.
         made: A leaf of the graph that is added to its output, whose dimension `made_dim` counts channels.
     """
 
+    kind: Kind
     rows: Channels
-    bias: Channels | None
+    also: list[Channels]
     columns: Channels | None
     taken: Tensor
     taken_dim: int
@@ -55,8 +63,11 @@ class Recording:
     others: dict[str, Tensor]  # parameters and buffers
 
 
+MODERATE = 3.0  # at which no activation is flat
+
+
 def record(twin: nn.Module, inputs: Inputs) -> Recording:
-    """Run the copy once, with activations under which no channel is dead, and return its cut graph.
+    """Run the copy once, with activations and values under which no channel is dead, and return its cut graph.
 
     The inputs belong to that graph from now on.
     """
@@ -65,8 +76,8 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
         tensor.requires_grad_(True)
     entering = floats_in(inputs)
     for tensor in entering:
-        tensor.requires_grad_(True)
-    mode = _Recorder(others)
+        tensor.copy_(moderate(tensor)).requires_grad_(True)
+    mode = _Recorder(others, entering)
     try:
         with DoublePrecision(), mode:  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
@@ -79,14 +90,21 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
     return Recording(mode.ops, mode.sums, entering, leaving, others)
 
 
+def moderate(values: Tensor) -> Tensor:
+    """Shrink large values as a whole: an activation that they saturate would seem to let no channel through."""
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    return values * (MODERATE / largest) if MODERATE < largest < float("inf") else values
+
+
 class _Recorder(TorchFunctionMode):
     """Notes and cuts mixing operations, and replaces functions under which a channel could be dead."""
 
-    def __init__(self, others: dict[str, Tensor]) -> None:
+    def __init__(self, others: dict[str, Tensor], inputs: list[Tensor]) -> None:
         super().__init__()
         self.ops: list[MixingOp] = []
         self.sums: list[tuple[Tensor, Tensor]] = []
         self.guard = CheckpointGuard(WHERE)
+        self._others, self._inputs = others, inputs
         self._owners = {t.untyped_storage().data_ptr(): (name, t) for name, t in others.items() if t.numel()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,35 +115,66 @@ class _Recorder(TorchFunctionMode):
             self.sums.append((one.clone() if name in ("add_", "__iadd__") else one, two))
         if name in LEAKY and args and args[0].is_floating_point():
             return LEAKY[name](func, *args, **kwargs)
-        read = READERS.get(name)
-        layout = read(*args, **kwargs) if read else None
+        if name in RECURRENT:
+            return unrolled(name, self._linear, *args)
+        layout = READERS[name](*args, **kwargs) if name in READERS else None
+        return self._product(name, partial(func, *args, **kwargs), layout)
+
+    def _linear(self, taken: Tensor, weight: Tensor, *also: Tensor | None) -> Any:
+        bias = also[0] if also else None
+        return self._product("linear", partial(F.linear, taken, weight, bias), (taken, weight, also, (0, 1, -1, -1)))
+
+    def _product(self, name: str, compute: Callable[[], Any], layout: "Layout | None") -> Any:
+        """Compute a product, and note it if its weight can be read."""
         if layout is None:
-            return func(*args, **kwargs)
-        taken, weight, bias, (row, column, taken_dim, made_dim) = layout
+            return compute()
+        taken, weight, also, (row, column, taken_dim, made_dim) = layout
         rows = self._channels(weight, row)
-        if rows is None:
-            return func(*args, **kwargs)
+        if not rows:
+            return compute()
         self.guard.note_read()
         with torch.no_grad():
-            result = func(*args, **kwargs)
+            result = moderate(compute())
         made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory
-        columns = None if column is None else self._channels(weight, column)
-        shift = None if bias is None else self._channels(bias, 0)
-        self.ops.append(MixingOp(rows, shift, columns, taken, taken_dim, made, made_dim))
+        columns = [] if column is None else self._channels(weight, column)
+        others = rows[1:] + [channels for each in also if each is not None for channels in self._channels(each, 0)]
+        kind: Kind = "heads" if name == "einsum" and weight.dim() > 2 else "hidden"
+        kind = "channels" if name.startswith("conv") else kind
+        self.ops.append(
+            MixingOp(kind, rows[0], others, columns[0] if columns else None, taken, taken_dim, made, made_dim)
+        )
         return result + made
 
-    def _channels(self, weight: Tensor, dim: int) -> Channels | None:
-        """Find the dimension of a parameter that a dimension of a view of it runs along."""
+    def _channels(self, weight: Tensor, dim: int) -> list[Channels]:
+        """Find the dimension of a parameter that a dimension of a view of it runs along.
+
+        What is computed from parameters alone has its channels in each of those that has as many along that dimension.
+        """
         name, owner = self._owners.get(weight.untyped_storage().data_ptr(), ("", None))
-        if owner is None or not weight.is_floating_point():
-            return None
+        if not weight.is_floating_point():
+            return []
+        if owner is None:
+            return self._computed(weight, dim % weight.dim()) if weight.grad_fn is not None else []
         if weight.shape == owner.shape and weight.stride() == owner.stride():
-            return Channels(name, dim % weight.dim(), 0, weight.shape[dim])
+            return [Channels(name, dim % weight.dim(), 0, weight.shape[dim])]
         for each, (size, stride) in enumerate(zip(owner.shape, owner.stride(), strict=True)):
             start = weight.storage_offset() // stride % size
             if stride == weight.stride(dim) and start + weight.shape[dim] <= size:
-                return Channels(name, each, int(start), weight.shape[dim])
-        return None
+                return [Channels(name, each, int(start), weight.shape[dim])]
+        return []
+
+    def _computed(self, weight: Tensor, dim: int) -> list[Channels]:
+        sources = [*(op.made for op in self.ops), *self._inputs, *self._others.values()]
+        grads = torch.autograd.grad(weight.sum(), sources, retain_graph=True, allow_unused=True)
+        fixed = len(sources) - len(self._others)
+        if any(grad is not None for grad in grads[:fixed]):
+            return []
+        names = [name for name, grad in zip(self._others, grads[fixed:], strict=True) if grad is not None]
+        names.sort(key=lambda name: -self._others[name].numel())
+        fits = [name for name in names if self._others[name].shape[dim : dim + 1] == weight.shape[dim : dim + 1]]
+        if not fits or self._others[fits[0]].shape != weight.shape:
+            return [Channels(name, ~dim, 0, weight.shape[dim]) for name in names[:1]]
+        return [Channels(name, dim, 0, weight.shape[dim]) for name in fits]
 
 
 SUMS = ("add", "add_", "__add__", "__iadd__", "__radd__")
@@ -142,27 +191,54 @@ def summands(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
     return (one, two) if activations and one.shape == two.shape and one.dim() > 1 else None
 
 
-# The layout of a product: input, weight, bias, and (output channels of the weight, its input channels, channels of the
-# input, channels of the output) as dimensions; None where it is not such a product.
-Layout = tuple[Tensor, Tensor, Tensor | None, tuple[int, int | None, int, int]]
+# The layout of a product: input, weight, what is added to each output channel, and (output channels of the weight, its
+# input channels, channels of the input, channels of the output) as dimensions; None where it is not such a product.
+Layout = tuple[Tensor, Tensor, Sequence[Tensor | None], tuple[int, int | None, int, int]]
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Layout | None:
-    return (input, weight, bias, (0, 1, -1, -1)) if weight.dim() == 2 else None
+    return (input, weight, (bias,), (0, 1, -1, -1)) if weight.dim() == 2 else None
 
 
 def _matmul(input: Tensor, other: Tensor) -> Layout | None:
-    if isinstance(input, nn.Parameter) or isinstance(input._base, nn.Parameter):
-        return (other, input, None, (0, 1, -2, -2)) if input.dim() == 2 and other.dim() > 1 else None
-    return (input, other, None, (1, 0, -1, -1)) if other.dim() == 2 and input.dim() > 1 else None
+    if _is_stored(input):
+        return (other, input, (), (0, 1, -2, -2)) if input.dim() == 2 and other.dim() > 1 else None
+    stored = other.is_leaf or (other._base is not None and other._base.is_leaf)
+    return (input, other, (), (1, 0, -1, -1)) if stored and other.dim() == 2 and input.dim() > 1 else None
+
+
+def _bmm(input: Tensor, mat2: Tensor) -> Layout | None:
+    return (input, mat2, (), (2, 1, 2, 2)) if _is_stored(mat2) else None
 
 
 def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Layout | None:
-    return (mat1, mat2, input, (1, 0, -1, -1)) if input.dim() == 1 and not scales else None
+    return (mat1, mat2, (input,), (1, 0, -1, -1)) if input.dim() == 1 and not scales else None
+
+
+def _einsum(equation: str, *operands: Any) -> Layout | None:
+    """Take the first of several letters, such as that of the heads, for the channels."""
+    operands = tuple(operands[0]) if isinstance(operands[0], list | tuple) else operands
+    names, _, out = equation.replace(" ", "").partition("->")
+    stored = list(map(_is_stored, operands))
+    if len(stored) != 2 or sum(stored) != 1 or "." in names or not out:
+        return None
+    (w, weight), (x, taken) = sorted(
+        zip(names.split(","), operands, strict=True), key=lambda each: not _is_stored(each[1])
+    )
+    summed, free = [c for c in w if c in x and c not in out], [c for c in w if c in out and c not in x]
+    shared, by_head = len(w) > len(summed) + len(free), len(w) == 2 and len(x) > 3  # as a table of positions is read
+    if shared or by_head or not (summed and free):
+        return None
+    return taken, weight, (), (w.index(free[0]), w.index(summed[0]), x.index(summed[0]), out.index(free[0]))
+
+
+def _is_stored(value: Tensor) -> bool:
+    """Tell if a tensor is a parameter or a view of one: either factor may be the weight."""
+    return isinstance(value, nn.Parameter) or isinstance(value._base, nn.Parameter)
 
 
 def _embedding(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Layout | None:
-    return input, weight, None, (1, None, -1, -1)
+    return input, weight, (), (1, None, -1, -1)
 
 
 def _convolution(rows: int, columns: int) -> Callable[..., Layout | None]:
@@ -171,7 +247,7 @@ def _convolution(rows: int, columns: int) -> Callable[..., Layout | None]:
     ) -> Layout | None:
         channel = 1 - weight.dim()
         grouped = groups != 1 or (len(rest) > 3 and rest[3] != 1)
-        return None if grouped else (input, weight, bias, (rows, columns, channel, channel))
+        return None if grouped else (input, weight, (bias,), (rows, columns, channel, channel))
 
     return read
 
@@ -181,8 +257,10 @@ READERS: dict[str, Callable[..., Layout | None]] = {
     "matmul": _matmul,
     "__matmul__": _matmul,
     "mm": _matmul,
+    "bmm": _bmm,
     "addmm": _addmm,
-    "embedding": _embedding,
+    "einsum": _einsum,
+    **dict.fromkeys(("embedding", "embedding_bag"), _embedding),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution(0, 1)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolution(1, 0)),
 }

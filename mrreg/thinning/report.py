@@ -185,4 +185,4 @@ class ThinReport(Mapping[str, ThinEntry]):
 
 
 def _slot_state(slot: Slot) -> dict[str, str | int | Tensor]:
-    return {"name": slot.name, "dim": slot.dim, "indices": slot.indices, "role": slot.role}
+    return {"name": slot.name, "dim": slot.dim, "indices": slot.indices, "role": slot.role, "size": slot.size}

@@ -95,13 +95,15 @@ class Trial:
 
         Absent entries of groups that keep their shape stay, at zero. Yields the ids of all that have absent entries.
         """
-        small: dict[str, Tensor] = {}
         groups = list(groups)
-        for group in groups:
-            for slot in () if group.keeps_shape else group.slots:
-                kept = slot.indices[self.present[group.name]].flatten().sort().values
-                tensor = small.get(slot.name, self.tensors[slot.name])
-                small[slot.name] = tensor.detach().index_select(slot.dim, kept.to(tensor.device))
+        absent: dict[tuple[str, int], set[int]] = {}
+        for slot, gone in ((s, s.indices[~self.present[g.name]]) for g in groups if not g.keeps_shape for s in g.slots):
+            absent.setdefault((slot.name, slot.dim), set()).update(gone.flatten().tolist())
+        small: dict[str, Tensor] = {}
+        for (name, dim), numbers in absent.items():
+            tensor = small.get(name, self.tensors[name])
+            kept = torch.tensor([i for i in range(tensor.shape[dim]) if i not in numbers])
+            small[name] = tensor.detach().index_select(dim, kept.to(tensor.device))
         self._left_out = set(small)
         masked = {slot.name for group in groups for slot in group.slots}
         with shown(self.twin, {id(self.tensors[name]): value for name, value in small.items()}):

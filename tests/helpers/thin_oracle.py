@@ -1,6 +1,7 @@
 """What training a thin model must do, literally: whole networks, columns at zero, entries put back after every step."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+import mrreg
 from mrreg.masks.groups import UnitGroup
 from mrreg.masks.sampling import draw_kept
 from mrreg.module_utils import tensors_in
+from mrreg.thinning.paths import NoDropout
 
 Make = Callable[[Any], Optimizer]
 
@@ -32,6 +35,8 @@ def absent_entries(model: nn.Module, groups: Sequence[UnitGroup], cycle: int) ->
             gone = torch.ones(group.units, dtype=torch.bool)
             gone[kept[group.name]] = False
             value = tensors[slot.name]
+            if group.keeps_shape and not isinstance(value, nn.Parameter):
+                continue  # statistics of units that are computed
             along = torch.zeros(value.shape[slot.dim], dtype=torch.bool).index_fill(
                 0, slot.indices[gone].flatten(), True
             )
@@ -78,7 +83,8 @@ class LiteralTraining:
             for slot in group.slots:
                 if slot.role == "consumer":
                     value = weights.get(slot.name, parameters[slot.name])
-                    factor = torch.zeros(value.shape[slot.dim], dtype=value.dtype)
+                    factor = torch.ones(value.shape[slot.dim], dtype=value.dtype)
+                    factor[slot.indices.flatten()] = 0.0
                     factor[slot.indices[kept[group.name]].flatten()] = group.units / group.kept if self.rescale else 1.0
                     shape = [1] * value.dim()
                     shape[slot.dim] = -1
@@ -113,6 +119,34 @@ class LiteralTraining:
                 elif isinstance(value, nn.Parameter):
                     value[gone] += (self.boost - 1) * (value - before[name])[gone]
         return loss.detach()
+
+
+def check_training(
+    model: nn.Module, inputs: Any, make: Make, k: int = 3, p: Any = 0.5, **options: Any
+) -> Mapping[str, Any]:
+    """Train a float64 model thin for a cycle and two steps more, and literally; return the report of `thin`."""
+    plain = copy.deepcopy(model)
+    model, report = mrreg.thin(model, p=p, k=k, example_inputs=inputs, boost=k, **options)
+    ours = make(model.parameters())
+    mrreg.attach(ours, model)
+    literal = LiteralTraining(plain, report.groups, make, k, boost=k, rescale=True)
+    for t in range(k + 2):
+        with NoDropout():
+            torch.manual_seed(t)  # for blocks that are left out at random
+            expected = literal.step(inputs)
+            torch.manual_seed(t)
+            ours.zero_grad()
+            loss = loss_of(call(model, inputs))
+            loss.backward()  # type: ignore[no-untyped-call]
+        if t % k < k - 1:
+            for key, gone in absent_entries(model, report.groups, t // k).items():
+                grad = dict(model.named_parameters()).get(key, torch.zeros(())).grad
+                assert grad is None or not grad[gone].any(), key
+        ours.step()
+        torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=1e-9)
+        for (key, value), wanted in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
+            torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9, msg=key)
+    return report
 
 
 def _by_entry(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:

@@ -1,19 +1,14 @@
 """Training a thin model of any architecture is training with columns at zero and entries put back, step by step."""
 
-import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from helpers.architectures import ARCHITECTURES, build
-from helpers.thin_oracle import LiteralTraining, Make, absent_entries, call, loss_of
+from helpers.thin_oracle import Make, check_training
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
-
-import mrreg
-from mrreg.masks.mask import find_mask
-from mrreg.thinning.paths import NoDropout
 
 K = 3
 OPTIMIZERS: dict[str, Make] = {
@@ -49,26 +44,4 @@ def as_double(value: Tensor) -> Tensor:
     ("name", "optimizer"), [*((name, "AdamW") for name in ARCHITECTURES), *((name, "SGD") for name in WITH_MOMENTUM)]
 )
 def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
-    model, inputs = double(name)
-    plain = copy.deepcopy(model)
-    model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
-    groups = find_mask(model).groups  # type: ignore[union-attr]
-    ours = OPTIMIZERS[optimizer](model.parameters())
-    mrreg.attach(ours, model)
-    literal = LiteralTraining(plain, groups, OPTIMIZERS[optimizer], K, boost=K, rescale=True)
-    for t in range(K + 2):
-        with NoDropout():
-            torch.manual_seed(t)  # for blocks that are left out at random
-            expected = literal.step(inputs)
-            torch.manual_seed(t)
-            ours.zero_grad()
-            loss = loss_of(call(model, inputs))
-            loss.backward()  # type: ignore[no-untyped-call]
-        if t % K < K - 1:
-            for key, gone in absent_entries(model, groups, t // K).items():
-                grad = dict(model.named_parameters()).get(key, torch.zeros(())).grad
-                assert grad is None or not grad[gone].any(), key
-        ours.step()
-        torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=1e-9)
-        for (key, value), wanted in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
-            torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9, msg=key)
+    check_training(*double(name), OPTIMIZERS[optimizer], K)

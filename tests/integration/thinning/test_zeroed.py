@@ -65,7 +65,7 @@ def literal(model: nn.Module) -> nn.Module:
     for group in mask.groups if mask.masking else ():
         for slot in group.slots:
             if slot.role == "consumer":
-                p, kept = plain.get_parameter(slot.name).data, mask.tensors[slot.name]._kept[slot.dim]
+                p, kept = plain.get_parameter(slot.name).data, mask.tensors[slot.name].kept[slot.dim]
                 columns = p.index_select(slot.dim, kept) * (group.units / group.kept)
                 p.zero_().index_copy_(slot.dim, kept, columns)
     return plain

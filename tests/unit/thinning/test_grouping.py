@@ -60,8 +60,10 @@ def test_a_concatenation_keeps_groups_apart() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.last(torch.cat([F.gelu(self.first(x)), self.second(x).tanh()], 1))  # type: ignore[no-any-return]
 
-    _, refusals = look(Two(), X)
-    assert refusals["first"].reason == "the units differ in size or in where they lie"
+    groups, _ = look(Two(), X)
+    slots = [groups[name].slots[-1] for name in ("first", "second")]
+    assert [(s.name, s.dim, s.role, s.size) for s in slots] == [("last.weight", 1, "consumer", 14)] * 2
+    assert [s.indices.flatten().tolist() for s in slots] == [[*range(8)], [*range(8, 14)]]
 
 
 def test_a_gate_of_one_weight_has_two_rows_for_each_unit() -> None:
@@ -166,7 +168,7 @@ class Unreadable(Net):
         self.core = nn.Parameter(torch.zeros(8, 8))
 
     def between(self, x: Tensor) -> Tensor:
-        return torch.einsum("bi,ij->bj", x, self.core)
+        return torch.tensordot(x, self.core, 1)  # type: ignore[no-any-return]
 
 
 class Both(Net):

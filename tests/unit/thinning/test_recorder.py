@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from mrreg.thinning.double_copy import Inputs, double_copy, probing, randomize
 from mrreg.thinning.influence import Influence
@@ -40,6 +41,10 @@ PRODUCTS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], Tensor, int, i
     "weight first": (lambda x, w, b: w @ x.t(), (7, 5), X, 0, 1),
     "addmm": (lambda x, w, b: torch.addmm(b, x, w), (5, 7), X, 1, 0),
     "part of a weight": (lambda x, w, b: F.linear(x, w[2:9]), (11, 5), X, 0, 1),
+    "einsum": (lambda x, w, b: torch.einsum("n i, o i -> n o", x, w), (7, 5), X, 0, 1),
+    "einsum with the weight first": (lambda x, w, b: torch.einsum("oi,nid->nod", w, x[..., None]), (7, 5), X, 0, 1),
+    "bmm": (lambda x, w, b: torch.bmm(x[None], w), (1, 5, 7), X, 2, 1),
+    "computed from the weight": (lambda x, w, b: F.linear(x, w.exp() / w.exp().norm()), (7, 5), X, 0, 1),
     "embedding": (lambda x, w, b: F.embedding(x, w), (9, 7), torch.tensor([1, 4]), 1, None),
     "conv1d": (F.conv1d, (7, 5, 3), torch.randn(2, 5, 9), 0, 1),
     "conv2d": (F.conv2d, (7, 5, 3, 3), torch.randn(2, 5, 9, 9), 0, 1),
@@ -64,8 +69,9 @@ def test_a_product_is_read_however_it_is_written(name: str) -> None:
 @pytest.mark.parametrize(
     ("forward", "shape"),
     [
-        (lambda x, w, b: torch.einsum("ni,oi->no", x, w), (7, 5)),
-        (lambda x, w, b: F.linear(x, w * 2), (7, 5)),
+        (lambda x, w, b: torch.tensordot(x, w, 1), (5, 7)),
+        (lambda x, w, b: torch.einsum("nhi,hio->nho", x[:, None], w), (1, 5, 7)),
+        (lambda x, w, b: F.linear(x, w * x.mean()), (7, 5)),
         (lambda x, w, b: F.conv1d(x[..., None], w, groups=5), (5, 1, 1)),
         (lambda x, w, b: F.conv1d(x[..., None], w, None, 1, 0, 1, 5), (5, 1, 1)),
         (lambda x, w, b: torch.addmm(b, x, w, beta=2), (5, 7)),
@@ -107,12 +113,24 @@ def test_no_channel_is_dead(function: Callable[[Tensor], Tensor]) -> None:
     found = recording(Below(function), torch.randn(1, 3, 4, 4))
     influence = Influence(found, found.ops[1].taken, -3)
     assert [
-        (block.start, block.stop, len(block.sources)) for block in sorted(influence.blocks(), key=lambda b: b.start)
+        (each.start, each.stop, len(each.sources)) for each in sorted(influence.ranges(), key=lambda b: b.start)
     ] == [(i, i + 1, 1) for i in range(6)]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
-def test_weights_that_hooks_of_torch_compute_are_computed(norm: Callable[[nn.Module], nn.Module]) -> None:
-    model = nn.Sequential(norm(nn.Linear(4, 6)), nn.ReLU(), nn.Linear(6, 2))
-    assert [op.rows.name for op in recording(model, torch.randn(3, 4)).ops] == ["2.weight"]
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, parametrizations.weight_norm])
+def test_the_rows_of_a_weight_norm_lie_in_both_of_its_parameters(norm: Callable[[nn.Module], nn.Module]) -> None:
+    first = recording(nn.Sequential(norm(nn.Linear(4, 6))), torch.randn(3, 4)).ops[0]
+    both = [first.rows, *first.also]
+    assert sorted((each.name.split(".")[-1], each.dim, each.size) for each in both) in (
+        [("bias", 0, 6), ("original0", 0, 6), ("original1", 0, 6)],
+        [("bias", 0, 6), ("weight_g", 0, 6), ("weight_v", 0, 6)],
+    )
+    assert first.columns is not None
+    assert (first.columns.name, first.columns.dim) == (first.rows.name, 1)
+
+
+def test_a_weight_that_no_parameter_has_the_shape_of_is_known_as_computed() -> None:
+    (op,) = recording(Product(lambda x, w, b: F.linear(x, w.t() * 2), 5, 7), X).ops
+    assert op.columns is not None
+    assert (op.rows.dim, op.columns.dim) == (~0, ~1)

@@ -1,0 +1,64 @@
+"""Recurrent layers written as products: which units reach which is the same at every step of a sequence."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT = (*KINDS, *(f"{kind}_cell" for kind in KINDS))
+Linear = Callable[..., Any]  # of input, weight, bias and what else has a position for each output channel
+Step = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]  # from gates and states to states
+
+
+def unrolled(name: str, linear: Linear, x: Tensor, *args: Any) -> Any:
+    """Compute what the torch function of this name does, as if every step of a sequence were the second one.
+
+    All layers and directions have the same units, since torch gives them one size.
+    """
+    kind = name.removesuffix("_cell")
+    if name != kind:
+        w_ih, w_hh, b_ih, b_hh = (*args[1:], None, None)[:4]
+        states = _cell(kind, linear, [w_hh, b_hh], [])(linear(x, w_ih, b_ih), _listed(args[0]))
+        return tuple(states) if kind == "lstm" else states[0]
+    if isinstance(args[0], Tensor) and not args[0].is_floating_point():
+        args = args[1:]  # without the sizes of the batches of a packed sequence
+    before, (weights, biased, layers, _, _, both) = _listed(args[0]), args[1:7]
+    length, directions = len(weights) // (layers * (1 + both)), range(1 + both)
+    after: list[list[Tensor]] = [[] for _ in before]
+    for layer in range(layers):
+        made = []
+        for number in (layer * len(directions) + direction for direction in directions):
+            w_ih, w_hh, *rest = weights[number * length : (number + 1) * length]
+            b_ih, b_hh, *projection = rest if biased else (None, None, *rest)
+            step = _cell(kind, linear, [w_hh, b_hh, weights[1]], [*projection, None, weights[length - 1]])
+            gates = linear(x, w_ih, b_ih)
+            states = [each[number].mean(0).expand(*x.shape[:-1], -1) for each in before]
+            states = step(gates, step(gates, states))
+            made.append(states[0])
+            for one, ends in zip(states, after, strict=True):
+                ends.append(one.reshape(-1, one.shape[-1])[: before[0].shape[1]])
+        x = torch.cat(made, -1)
+    return x, *map(torch.stack, after)
+
+
+def _listed(state: Any) -> list[Tensor]:
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def _cell(kind: str, linear: Linear, recurrent: Sequence[Any], projection: Sequence[Any]) -> Step:
+    def step(gates: Tensor, states: Sequence[Tensor]) -> Sequence[Tensor]:
+        h, own = states[0], linear(states[0], *recurrent)
+        if kind == "lstm":
+            i, f, g, o = (gates + own).chunk(4, -1)
+            c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            return (linear(h, *projection) if len(projection) > 2 else h), c
+        if kind == "gru":
+            (r, z, n), (own_r, own_z, own_n) = gates.chunk(3, -1), own.chunk(3, -1)
+            n, z = (n + (r + own_r).sigmoid() * own_n).tanh(), (z + own_z).sigmoid()
+            return [(1 - z) * n + z * h]
+        return [(gates + own).tanh()]
+
+    return step
