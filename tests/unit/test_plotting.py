@@ -73,6 +73,9 @@ def test_it_draws_into_given_axes() -> None:
     axes = pyplot.subplots()[1]
     assert mrreg.plot(net(), ax=axes) is axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "2.weight"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["absent", "present", "present, joint step"]
+    image = torch.tensor(axes.get_images()[0].get_array())
+    assert image.eq(2).any(0).nonzero().flatten().tolist() == [3, 7, 11]  # the joint steps have a color of their own
 
 
 def test_refused(monkeypatch: pytest.MonkeyPatch) -> None:
