@@ -1,13 +1,14 @@
 """The Python in the README and in the documentation runs as printed, and its commands and names exist."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.documents import PAGES, ROOT, Section, lone_blocks, sections
-from helpers.trainers import CPU_TRAINER, forget_precision, same
+from helpers.trainers import CPU_TRAINER, forget_precision
 from helpers.transformer_models import Sentences, bert
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -17,6 +18,10 @@ from benchmarks.core.registry import REGISTERED
 
 LANGUAGES = {"python", "diff", "py", "sh", "text", "bibtex"}
 SECTIONS = sections()
+RANKS = (ROOT / "tests" / "distributed" / "readme_checks.py").read_text(encoding="utf-8")
+ON_RANKS = re.findall(r'lone_blocks\("(.+?)"\)', RANKS)  # marks of the blocks that run there
+ALONE = [block for block in lone_blocks() if not any(mark in block for mark in ON_RANKS)]
+EXTRAS = r"^ *(?:import|from) (accelerate|keras|lightning|timm|transformers)\b"
 
 
 class _Net(nn.Module):
@@ -46,6 +51,13 @@ def _names() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(autouse=True)
+def _forget_precision() -> Iterator[None]:
+    forget_precision()
+    yield
+    forget_precision()
+
+
 @pytest.mark.parametrize("section", [each for each in SECTIONS if each.programs], ids=lambda section: section.name)
 def test_blocks_run_in_order(section: Section) -> None:
     names = _names()
@@ -55,124 +67,41 @@ def test_blocks_run_in_order(section: Section) -> None:
 
 def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
     assert {language for section in SECTIONS for language, _ in section.blocks} <= LANGUAGES
-
-
-def test_every_lone_block_is_run_by_a_test() -> None:
-    tests = [Path(__file__), ROOT / "tests" / "distributed" / "readme_checks.py"]
-    marks = [mark for test in tests for mark in re.findall(r'lone_blocks\("(.+?)"\)', test.read_text(encoding="utf-8"))]
-    for block in lone_blocks():
-        assert sum(mark in block for mark in marks) == 1, block
-
-
-def _run_alone(block: str, **names: Any) -> dict[str, Any]:
-    """Run a block on a fresh model."""
-    found = _names() | names
-    exec(compile(block, "a block of its own", "exec"), found)
-    return found
-
-
-@pytest.mark.parametrize("block", lone_blocks("mrreg.audit("))
-def test_audit_blocks_run(block: str) -> None:
-    assert _run_alone(block)["report"].speedup(k=4) > 0
+    assert all(sum(mark in block for block in lone_blocks()) >= 1 for mark in ON_RANKS)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of transformers, about itself
-@pytest.mark.parametrize("block", lone_blocks("transformers.Trainer("))
-def test_trainer_blocks_make_a_slow_part(block: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    trainer = _run_alone(block, arguments=arguments, data=[])["trainer"]
-    trainer.create_optimizer()
-    assert [group["period"] for group in trainer.optimizer.param_groups if group["params"]].count(5) >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of transformers, about itself
-@pytest.mark.parametrize("block", lone_blocks("mrreg.integrations.transformers"))
-def test_trainer_blocks_with_masks_save_a_plain_model(block: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), max_steps=6, **CPU_TRAINER)
-    found = _run_alone(block, arguments=arguments, data=Sentences(), model=bert(), folder=str(tmp_path / "plain"))
-    assert found["trainer"].optimizer.param_groups[0]["mask_clock"] == 6
-    assert same(found["model"], transformers.BertForSequenceClassification.from_pretrained(tmp_path / "plain"))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of lightning, about workers
-@pytest.mark.parametrize("block", lone_blocks("mrreg.integrations.lightning"))
-def test_lightning_blocks_with_masks_train(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
-
-    class Classifier(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__()
-            self.net = net
-
-        def training_step(self, batch: Any) -> torch.Tensor:
-            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    trainer = _run_alone(block, Classifier=Classifier)["trainer"]
-    assert trainer.optimizers[0].param_groups[0]["mask_clock"] == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", lone_blocks("import timm"))
-def test_timm_blocks_make_an_optimizer(block: str) -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
-    group = _run_alone(block)["optimizer"].param_groups[0]
-    assert group.get("period") or group["mask_k"] == 5
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of keras, about itself
-@pytest.mark.parametrize("block", lone_blocks("KERAS_BACKEND"))
-def test_keras_blocks_train(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore")  # of the trainers, about themselves
+@pytest.mark.parametrize("block", ALONE)
+def test_a_lone_block_trains_what_it_shows(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    pytest.importorskip("keras", reason="keras is not installed")
-    assert _run_alone(block)["optimizer"].metrics()["multirate/step"] == 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", lone_blocks("SummaryWriter"))
-def test_logging_blocks_write(block: str, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    _run_alone(block, folder=str(tmp_path))
-    assert list(tmp_path.glob("events*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", lone_blocks("Accelerator("))
-def test_accelerate_blocks_train(block: str, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    forget_precision()
-    group = _run_alone(block, folder=str(tmp_path))["optimizer"].param_groups[0]
-    forget_precision()
-    assert (group.get("clock") or group["mask_clock"]) in (3, 6)  # with and without accumulation
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of lightning, about workers
-@pytest.mark.parametrize("block", lone_blocks("LightningModule"))
-def test_lightning_blocks_train(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    pytest.importorskip("lightning", reason="lightning is not installed")
-    trainer = _run_alone(block)["trainer"]
-    assert trainer.optimizers[0].param_groups[0]["clock"] == 6
+    for extra in re.findall(EXTRAS, block, re.MULTILINE):
+        pytest.importorskip(extra)
+    names = _names() | {"folder": str(tmp_path / "saved"), "data": Sentences()}
+    if "arguments" in block:
+        from transformers import TrainingArguments
+
+        names |= {"model": bert(), "arguments": TrainingArguments(str(tmp_path), max_steps=6, **CPU_TRAINER)}
+    exec(compile(block, "a block of its own", "exec"), names)
+    if "mrreg.audit(" in block:
+        assert names["report"].speedup(k=4) > 0
+        return
+    trainer: Any = names.get("trainer")
+    if "arguments" in block and trainer.optimizer is None:
+        trainer.train()
+    optimizer = names.get("optimizer") or getattr(trainer, "optimizer", None) or trainer.optimizers[0]
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    assert any(group.get("mask_k", group.get("period")) == 5 for group in groups)
+    if trainer is not None or "loader" in block:
+        assert groups[0].get("mask_clock", groups[0].get("clock")) > 0
+    assert (tmp_path / "saved").exists() or "folder" not in block
 
 
-def test_every_public_name_is_in_the_api_table() -> None:
+def test_every_public_name_is_in_the_api_table_and_has_its_page() -> None:
     table = (ROOT / "README.md").read_text(encoding="utf-8").split("## API")[1].split("\n## ")[0]
-    assert not [name for name in mrreg.__all__ if f"`{name}`" not in table]
-
-
-def test_every_public_name_has_its_page() -> None:
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "api")
-    assert not [name for name in mrreg.__all__ if f"\n::: mrreg.{name}\n" not in pages]
+    assert not [name for name in mrreg.__all__ if f"`{name}`" not in table or f"\n::: mrreg.{name}\n" not in pages]
 
 
 def test_commands_exist() -> None:
