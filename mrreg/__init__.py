@@ -14,8 +14,7 @@ from mrreg.convert.dropout import swap_dropout
 from mrreg.convert.wrap import mask, unwrap
 from mrreg.errors import NoEffectWarning
 from mrreg.masks.attach import attach
-from mrreg.masks.layers import register_layer
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.install import MultirateMask
 from mrreg.optim.langevin import LangevinSGD
 from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import biases, split
@@ -42,7 +41,6 @@ __all__ = [
     "biases",
     "mask",
     "plot",
-    "register_layer",
     "split",
     "swap_dropout",
     "theory",

@@ -60,9 +60,11 @@ def check(
 
 
 def check_type(where: str, argument: str, value: object, cls: type[T], rule: str, remedy: str = "") -> T:
-    """Return an instance of a class; a class in the place of its instance is said to be one."""
+    """Return an instance of a class; a class in the place of its instance, or a tuple around it, is said to be one."""
     if isinstance(value, cls):
         return value
+    if isinstance(value, tuple) and any(isinstance(each, cls) for each in value):
+        remedy = f"It is in a tuple: unpack it, as in `model, report = mrreg.thin(...)`. {remedy}".rstrip()
     name = value.__name__ if isinstance(value, type) else type(value).__name__
     if isinstance(value, type) and issubclass(value, cls):
         remedy = f"{name} is a class: give an instance, {name}(...). {remedy}".rstrip()

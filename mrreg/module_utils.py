@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import takewhile
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -40,24 +39,6 @@ def holders(model: nn.Module) -> dict[int, list[str]]:
         for parameter in module._parameters.values():
             found.setdefault(id(parameter), []).append(path)
     return found
-
-
-def parameter(module: nn.Module, name: str) -> Tensor:
-    """Return the parameter of a dotted name, or what functional_call has put in its place.
-
-    `get_parameter` asks more on the way, which every step of every masked parameter would pay for.
-    """
-    *path, leaf = name.split(".")
-    inner: Any = module
-    try:
-        for part in path:
-            inner = inner._modules[part]
-        # a replica of DataParallel has tensors for attributes, and no parameters
-        table = inner.__dict__ if "_is_replica" in inner.__dict__ else inner._parameters
-        return table[leaf]  # type: ignore[no-any-return]
-    except KeyError:
-        gone = f"MultirateMask: {type(module).__name__} has no parameter {name!r} now."
-        raise AttributeError(f"{gone} Parametrize, prune or change a module first, then wrap it.") from None
 
 
 def check_materialized(where: str, what: str, module: nn.Module) -> None:

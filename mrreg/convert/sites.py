@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.masks.groups import Slot, UnitGroup
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import has_stock_forward, within
 from mrreg.thinning.counts import kept
 from mrreg.thinning.double_copy import Inputs, double_copy, named_tensors, probing, randomize, read_inputs

@@ -7,13 +7,10 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from mrreg.convert.layers import register_linear_layers
-from mrreg.errors import check_number, invalid_argument, invalid_state, quoted, unknown_name
-from mrreg.masks.install import put_mask, take_mask, uninstall
+from mrreg.errors import check, check_share, check_type, invalid_argument, invalid_state, quoted, unknown_name
+from mrreg.masks.install import MultirateMask, check_structure, layer_mask, put_mask, take_mask, uninstall
+from mrreg.masks.layers import Structure, find_targets
 from mrreg.masks.mask import LAYER_NAME, find_mask
-from mrreg.masks.module import MultirateMask, layer_mask
-from mrreg.masks.options import check_structure
-from mrreg.masks.targets import Structure, find_targets
 from mrreg.module_utils import check_materialized, common, holders, join, within
 
 WHERE = "mask"
@@ -55,27 +52,24 @@ def mask(
         >>> import mrreg
         >>> model = nn.Sequential(nn.Linear(784, 800), nn.ReLU(), nn.Linear(800, 10))
         >>> model = mrreg.mask(model, {"0": 0.2, "2": 0.5}, k=5)
-        >>> model[0].p, model[2].p
-        (0.2, 0.5)
+        >>> mrreg.MultirateMask.of(model[2]).p
+        0.5
     """
     check_model(WHERE, model)
-    if not isinstance(patterns, Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise invalid_argument(TypeError, WHERE, "patterns", "a mapping from names or glob patterns to p", patterns)
-    if not patterns:
-        raise invalid_argument(ValueError, WHERE, "patterns", "a mapping with at least one pattern", patterns)
+    rule = "a mapping from names or glob patterns to p"
+    named = isinstance(patterns, Mapping) and all(isinstance(pattern, str) for pattern in patterns)
+    check(named, WHERE, "patterns", rule, patterns, kind=TypeError)
+    check(patterns, WHERE, "patterns", "a mapping with at least one pattern", patterns)
     check_structure(structure)
-    register_linear_layers(model)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
     search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
     chosen: dict[nn.Module, float] = {}
     for pattern, value in patterns.items():
-        p = check_number(WHERE, f"p of {pattern!r}", value, "in [0, 1]", lambda p: 0 <= p <= 1)
+        p = check_share(WHERE, f"p of {pattern!r}", value)
         for module in search.matching(pattern):
-            if chosen.setdefault(module, p) != p:
-                rule = f"consistent about the p of {search.path[module]!r}"
-                raise invalid_argument(
-                    ValueError, WHERE, "patterns", rule, (chosen[module], p), f"{pattern!r} matches it again."
-                )
+            same = chosen.setdefault(module, p) == p
+            rule, remedy = f"consistent about the p of {search.path[module]!r}", f"{pattern!r} matches it again."
+            check(same, WHERE, "patterns", rule, (chosen[module], p), remedy)
     search.refuse_nested(set(chosen))
     for module in chosen:
         search.refuse_tied(module, [target.name for target in find_targets(module, wanted, structure)])
@@ -119,10 +113,11 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def check_model(where: str, model: object) -> None:
     """Refuse modules that masks cannot be put into: scripted modules, and parameters that have no shape yet."""
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise invalid_argument(TypeError, where, "model", "a torch.nn.Module, not a scripted one", model)
-    check_materialized(where, "model", model)
-    if where != "unwrap" and any(find_mask(module) is not None for module in model.modules()):
+    module = check_type(where, "model", model, nn.Module, "a torch.nn.Module")
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    check(not scripted, where, "model", "a torch.nn.Module, not a scripted one", model, kind=TypeError)
+    check_materialized(where, "model", module)
+    if where != "unwrap" and any(find_mask(inner) is not None for inner in module.modules()):
         raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
 
 

@@ -1,26 +1,19 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
-from mrreg.errors import check_int, invalid_argument, invalid_state, quoted
-from mrreg.masks.clock import KEYS
+from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state, quoted
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
-from mrreg.masks.layer_mask import LayerMask
 from mrreg.masks.mask import Mask
-from mrreg.masks.module import MultirateMask
 from mrreg.masks.optimizers import inner_optimizer, refuse_unfit
 from mrreg.masks.status import collect_state, describe, masks_in, positions
-from mrreg.masks.superseded import forget_superseded
 from mrreg.module_utils import join, within
-
-_drivers: "WeakKeyDictionary[Mask, ref[MaskStepHooks]]" = WeakKeyDictionary()
 
 
 class Attachment:
@@ -103,8 +96,8 @@ def attach(
         Apply `fully_shard` to masks or to modules around them, before the optimizer is built.
 
     Note:
-        Masks that another optimizer drives are taken over: its handle does nothing any more, and its next step warns.
-        If attach raises, nothing has changed.
+        Where masks are driven already, the new handle takes over: the old one is removed, whatever it drives. If attach
+        raises, nothing has changed.
 
     Note:
         Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.
@@ -121,117 +114,96 @@ def attach(
             raise invalid_state(WHERE, problem, remedy)
     step_hooks = [MaskStepHooks(each, seed, is_wrapped=each not in given) for each in optimizers]
     masks = list(masks_in(whole))
-    _check_masks(whole, {name: mask for name, mask, _ in masks})
+    _check_masks(whole, masks)
     for name, mask, first in masks:
         _refuse_ties(whole, name, mask)
         owner = _owner(optimizers, name, mask)
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
             step_hooks[owner].roots.append(mask.root())
-    for each, hooks in zip(optimizers, step_hooks, strict=True):
+    pairs = list(zip(optimizers, step_hooks, strict=True))
+    for each, hooks in pairs:
         hooks.read_clock(WHERE, each.param_groups)
         refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
-    _start(optimizers, step_hooks)
-    return Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
-
-
-def _start(optimizers: list[Optimizer], step_hooks: list[MaskStepHooks]) -> None:
-    """Let the hooks take the masks over from those that drive them now; all of them, or none."""
-    groups = [group for each in optimizers for group in each.param_groups]
-    clocks = [{key: group[key] for key in KEYS if key in group} for group in groups]
-    pairs = list(zip(optimizers, step_hooks, strict=True))
-    masks = [mask for hooks in step_hooks for mask, _ in hooks.masks]
-    before = {mask: hooks for mask in masks if (known := _drivers.get(mask)) and mask.attached and (hooks := known())}
-    try:
-        for each, hooks in pairs:
-            hooks.register(each)
-        for each, hooks in pairs:
-            hooks.sync_masks(each)
-    except BaseException:
-        for hooks in step_hooks:
-            hooks.stop()
-        for group, clock in zip(groups, clocks, strict=True):
-            group.update(clock)
-        for hooks in set(before.values()):
-            if (old := hooks.optimizer()) is not None:
-                hooks.sync_masks(old)
-        raise
-    for hooks in set(before.values()):
-        hooks.release([mask for mask in masks if before.get(mask) is hooks])
+    for _, mask, _first in masks:
+        if mask.handle is not None:
+            mask.handle.remove()
+    handle = Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
     for each, hooks in pairs:
-        forget_superseded(each)
-        _drivers.update({mask: ref(hooks) for mask, _ in hooks.masks})
+        hooks.register(each)
+        hooks.sync_masks(each)
+        for mask, _ in hooks.masks:
+            mask.handle = handle
+    return handle
 
 
 def _several(optimizer: Any) -> list[Any]:
     """Return one optimizer or several as a list."""
     single = isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable)
     several = [optimizer] if single else list(optimizer)
-    if not several:
-        raise invalid_argument(ValueError, WHERE, "optimizer", "at least one optimizer", several)
+    check(several, WHERE, "optimizer", "at least one optimizer", several)
+    for each in several:
+        if isinstance(each, type):
+            remedy = f"{each.__name__} is a class: give an instance, {each.__name__}(model.parameters(), ...)."
+            raise invalid_argument(TypeError, WHERE, "optimizer", "an optimizer", each.__name__, remedy)
     return several
 
 
 def _one_model(model: Any) -> nn.Module:
     """Return one module that holds all models."""
-    models = list(model) if isinstance(model, list | tuple) else [model]
-    for each in models:
-        if not isinstance(each, nn.Module):
-            raise invalid_argument(TypeError, WHERE, "model", "an nn.Module, or a list of them", each)
+    several = isinstance(model, list | tuple) and all(isinstance(each, nn.Module) for each in model)
+    models = (
+        list(model) if several else [check_type(WHERE, "model", model, nn.Module, "an nn.Module, or a list of them")]
+    )
     return models[0] if len(models) == 1 else nn.ModuleList(models)
 
 
-def _check_masks(model: nn.Module, masks: Mapping[str, Mask]) -> None:
+def _check_masks(model: nn.Module, masks: list[tuple[str, Mask, int]]) -> None:
     """Refuse a model without masks, or with one that would not be called or meet what is sharded inside it."""
-    if not masks:
-        rule, remedy = "a module with a mask", "Wrap a layer in MultirateMask, or make the model thin, first."
-        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__, remedy)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention) and isinstance(module.out_proj, MultirateMask):
+    remedy = "Mask a layer with MultirateMask, or make the model thin, first."
+    check(masks, WHERE, "model", "a module with a mask", type(model).__name__, remedy)
+    masked = {mask.root(): name for name, mask, _ in masks if mask.targets}
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention) and module.out_proj in masked:
             remedy = "Attention reads those weights itself: mask the attention with parameters=['out_proj.weight']."
-            rule = "a module whose masks are called"
-            raise invalid_argument(ValueError, WHERE, "model", rule, f"a mask on {join(name, 'out_proj')}", remedy)
-    for name, mask in masks.items():
+            got = f"a mask on {masked[module.out_proj]}"
+            raise invalid_argument(ValueError, WHERE, "model", "a module whose masks are called", got, remedy)
+    for _, mask, _first in masks:
         mask.check_fit(mask.root())
-        # what is sharded inside a mask is still cut when the mask reads it
-        for inner, module in mask.root().named_modules() if isinstance(mask, LayerMask) else ():
-            if inner and is_fully_sharded(module):
-                path = join(name, inner)
-                raise invalid_state(WHERE, f"fully_shard was applied to {path!r}, inside a mask", SHARD_OUTSIDE)
+    for root, name in masked.items():
+        for inner, module in root.named_modules():
+            if inner and is_fully_sharded(module):  # it is still cut when the mask reads it
+                problem = f"fully_shard was applied to {join(name, inner)!r}, inside a mask"
+                raise invalid_state(WHERE, problem, SHARD_OUTSIDE)
 
 
 def _owner(optimizers: list[Optimizer], name: str, mask: Mask) -> int | None:
-    """Return the position of the optimizer that has a mask's parameters; None if they are frozen and in none."""
-    owners: dict[int | None, list[str]] = {}
+    """Return the position of the optimizer that has a mask's parameters; if all are frozen, that of the only one."""
+    owners: dict[int, list[str]] = {}
     lost = []
     for inner, p in mask.masked_parameters():
         path = join(name, inner)
-        holder = _holder(optimizers, p, path)
-        owners.setdefault(holder, []).append(path)
-        if holder is None and p.requires_grad:
+        holders = list(_holders(optimizers, p, path))
+        rule, remedy = "one for each masked parameter", "Attach the one that trains it."
+        check(len(holders) < 2, WHERE, "optimizer", rule, f"{len(holders)} that have {path!r}", remedy)
+        for holder in holders:
+            owners.setdefault(holder, []).append(path)
+        if not holders and p.requires_grad:
             lost.append(path)
-    owners.pop(None, None)
-    if lost:
-        remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
-        raise invalid_argument(
-            ValueError, WHERE, "optimizer", "the owner of every masked parameter", f"none for {quoted(lost)}", remedy
-        )
-    if len(owners) > 1:
-        remedy = "A mask has one clock: give all its parameters to one optimizer."
-        raise invalid_argument(
-            ValueError, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy
-        )
-    return next(iter(owners), None)
+    remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
+    check(not lost, WHERE, "optimizer", "the owner of every masked parameter", f"none for {quoted(lost)}", remedy)
+    remedy = "A mask has one clock: give all its parameters to one optimizer."
+    check(len(owners) < 2, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy)
+    return next(iter(owners), 0 if len(optimizers) == 1 else None)
 
 
-def _holder(optimizers: list[Optimizer], p: Tensor, path: str) -> int | None:
-    """Return the position of the optimizer that has a parameter, in a group of period 1."""
+def _holders(optimizers: list[Optimizer], p: Tensor, path: str) -> Iterator[int]:
+    """Yield the positions of the optimizers that have a parameter, in a group of period 1."""
     for position, optimizer in enumerate(optimizers):
         for group in optimizer.param_groups:
             if any(p is other for other in group["params"]):
                 check_fast(group, path)
-                return position
-    return None
+                yield position
 
 
 def _refuse_ties(model: nn.Module, name: str, mask: Mask) -> None:
@@ -243,5 +215,5 @@ def _refuse_ties(model: nn.Module, name: str, mask: Mask) -> None:
     for path, p in every:
         if id(p) in inside and not any(within(place, path) for place in places):
             masked = next(n for n, q in every if q is p and any(within(place, n) for place in places))
-            remedy = "Wrap their common parent instead."
+            remedy = "Mask their common parent instead."
             raise invalid_argument(ValueError, WHERE, masked, "used inside its mask only", f"tied to {path}", remedy)

@@ -34,7 +34,7 @@ class ReusableBuffer:
 
     def __init__(self) -> None:
         self.used = False  # set by whoever fills it in a backward pass
-        self._tensor = torch.empty(0)
+        self._tensor = torch.empty(0, device="cpu")
         self._asked: object = None  # the request that the memory was made for
         self._thread = 0  # that may use it again: another one could take it between the look at its users and its use
         self.address = 0  # changes where it is resized, or moved to memory that processes share

@@ -1,25 +1,36 @@
-"""Forwards of a thin model: modules show the kept entries of their tensors to the thread that runs the forward."""
+"""Masked forwards: modules show the present entries of their tensors to the thread that runs the forward."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
+from traceback import walk_stack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
 from torch.nn.utils.stateless import _reparametrize_module
 from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import NoEffectWarning, invalid_state
+from mrreg.errors import invalid_state, warn
 from mrreg.masks.checkpoints import CheckpointGuard
 from mrreg.masks.mask import Mask
-from mrreg.masks.tensors import GatheredTensor
+from mrreg.masks.tensors import MaskedTensor
 from mrreg.module_utils import join, rebuild_attributes
 
 Forward = Callable[..., Any]
+Attributes = list[tuple[dict[str, Any], str, Any]]  # dictionary, name, value
+
+
+def _set(attributes: Attributes) -> Attributes:
+    """Set attributes, and return what sets them back."""
+    before = [(table, name, table[name]) for table, name, _ in attributes]
+    for table, name, value in attributes:
+        table[name] = value
+    return before
 
 
 class MaskedForward:
@@ -28,23 +39,22 @@ class MaskedForward:
     A tensor is gathered when it is first read: before that, FSDP may hold it in pieces.
     """
 
-    def __init__(self, mask: Mask, model: nn.Module) -> None:
-        self._mask, self._model = mask, model
+    def __init__(self, mask: Mask, module: nn.Module) -> None:
+        self._mask, self._module = mask, module
         self.thread = get_ident()
         self._guard = CheckpointGuard(mask.where)
-        self._gathered: dict[GatheredTensor, tuple[Tensor, Tensor]] = {}  # whole and kept entries
-        self._attributes: list[tuple[dict[str, Any], str, Any]] = []
+        self._gathered: dict[MaskedTensor, tuple[Tensor, Tensor]] = {}  # whole and present entries
 
-    def show(self, tensor: GatheredTensor, value: Tensor) -> Tensor:
-        """Return the kept entries of a parameter or buffer."""
+    def show(self, tensor: MaskedTensor, value: Tensor) -> Tensor:
+        """Return the present entries of a parameter or buffer."""
         self._guard.note_read()
         found = self._gathered.get(tensor)
         if found is not None and found[0] is value:
             return found[1]
         if is_sharded(value):
-            remedy = f"{SHARD_OUTSIDE} Apply it to modules that the forward calls."
+            problem = f"the parameters are still sharded in the forward, {tensor.name!r} among them"
             raise invalid_state(
-                self._mask.where, f"the parameters are still sharded in the forward, {tensor.name!r} among them", remedy
+                self._mask.where, problem, f"{SHARD_OUTSIDE} Apply it to modules that the forward calls."
             )
         small = tensor.gather(value)
         if small is value:
@@ -55,56 +65,50 @@ class MaskedForward:
         return small
 
     def check(self, output: Any) -> None:
-        """Raise if a reentrant checkpoint inside the forward has read kept entries."""
+        """Raise if a reentrant checkpoint inside the forward has read present entries."""
         self._guard.check_output(output)
 
     def __enter__(self) -> Self:
+        self._tables = [Table(*place, self._mask) for place in self._mask.places(self._module)]
+        self._before = _set(self._mask.attributes(self._module))
         self._mask.running = self
-        self._tables = [Table(*place, self._mask) for place in self._mask.places(self._model)]
-        self._set_attributes()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._mask.running = None
-        self._reset_attributes()
+        _set(self._before)
         for table in self._tables:
             table.restore()
-        with torch.no_grad():
-            for tensor, (whole, small) in self._gathered.items():
-                if tensor.is_buffer and small is not whole:  # BatchNorm has moved the statistics of kept channels
-                    tensor.shown.entries(whole).put(small, whole)
+        _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
         if isinstance(error, Exception):
-            self._mask.explain(self._model, error)
-
-    def _set_attributes(self) -> None:
-        for attributes, name, value in self._mask.attributes(self._model):
-            self._attributes.append((attributes, name, attributes[name]))
-            attributes[name] = value
-
-    def _reset_attributes(self) -> None:
-        while self._attributes:
-            attributes, name, value = self._attributes.pop()
-            attributes[name] = value
+            self._mask.explain(self._module, error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Show everything whole to a plain forward that this one contains."""
         thread, self.thread = self.thread, 0
-        self._reset_attributes()
+        masked = _set(self._before)
         try:
             yield
         finally:
-            self.thread = thread
-            self._set_attributes()
+            self.thread, self._before = thread, _set(masked)
+
+
+@torch.no_grad()
+def _keep_buffers(gathered: Iterable[tuple[MaskedTensor, Tensor, Tensor]]) -> None:
+    """Write buffers back after a forward: BatchNorm has moved the statistics of channels that are present."""
+    for tensor, whole, small in gathered:
+        if tensor.is_buffer and small is not whole:
+            tensor.shown(whole).put(small, whole)
 
 
 class Table(MutableMapping[str, Any]):
-    """Stands for `_parameters` or `_buffers` of a module: the thread of a masked forward reads kept entries by name.
+    """Stands for `_parameters` or `_buffers` of a module: the thread of a masked forward reads present entries by name.
 
     Whoever lists the table (state_dict, optimizers, copies), and every other thread, gets the whole tensors.
     """
 
-    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, GatheredTensor], mask: Mask) -> None:
+    def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, MaskedTensor], mask: Mask) -> None:
         self.own: Any = module.__dict__[kind]
         self._module, self._kind, self._tensors, self._mask = module, kind, tensors, mask
         module.__dict__[kind] = self
@@ -148,64 +152,69 @@ class Table(MutableMapping[str, Any]):
         return dict, (dict(self.own),)
 
 
-def run(
-    mask: Mask, model: nn.Module, training: bool, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
-    masked = mask.masking and training
+    masked = mask.masking and module.training and _may_be_differentiated()
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
-            return torch.compiler.disable(run)(mask, model, training, forward, args, kwargs)  # type: ignore[no-untyped-call]
-        return _run_traced(mask, model, forward, args, kwargs) if masked else forward(model, *args, **kwargs)
+            return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
+        return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
     running = mask.running
     if running is not None and running.thread == get_ident():
-        if masked:
-            return forward(model, *args, **kwargs)
-        with running.paused():
-            return forward(model, *args, **kwargs)
+        with nullcontext() if masked else running.paused():
+            return forward(module, *args, **kwargs)
     if not masked:
-        if training and not mask.attached:
+        if module.training and not mask.attached:
             _warn_undriven(mask)
         with mask.lock if mask.overrides else nullcontext():
-            return forward(model, *args, **kwargs)
-    if "_is_replica" in vars(model):
-        problem = "nn.DataParallel copies the model at every forward, and copies cannot leave units out"
+            return forward(module, *args, **kwargs)
+    if "_is_replica" in vars(module):
+        problem = "nn.DataParallel copies the module at every forward, and copies are not masked"
         raise invalid_state(mask.where, problem, "Use DistributedDataParallel.")
     mask.forward_ran.masked = True
     mask.warn_if_moved()
-    with mask.lock, MaskedForward(mask, model) as running:
-        rebuild_attributes([model])  # by its own hooks, which ran before
-        output = forward(model, *args, **kwargs)
+    with mask.lock, MaskedForward(mask, module) as running:
+        rebuild_attributes([module])  # by its own hooks, which ran before
+        output = forward(module, *args, **kwargs)
         running.check(output)
         return output
 
 
+def _may_be_differentiated() -> bool:
+    """Return False where no step can follow: without gradients, but not in the first pass of a reentrant checkpoint.
+
+    That is an autograd function: its forward runs without gradients, and its backward pass runs the same again.
+    """
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return True
+    return not torch.compiler.is_compiling() and any(
+        isinstance(frame.f_locals.get(name), FunctionCtx)
+        for frame, _ in walk_stack(None)
+        for name in frame.f_code.co_varnames[: frame.f_code.co_name == "forward"]
+    )
+
+
 def _warn_undriven(mask: Mask) -> None:
-    """Warn once that nothing drives this mask; without gradients there is no training to warn of."""
-    if not mask.warned and mask.p > 0 and torch.is_grad_enabled():
+    """Warn once that nothing drives this mask; what does not train needs none."""
+    trains = torch.is_grad_enabled() and any(p.requires_grad for _, p in mask.masked_parameters())
+    if not mask.warned and mask.p > 0 and trains:
         mask.warned = True
-        message = f"{mask.where}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
-        warnings.warn(message, NoEffectWarning, stacklevel=6)
+        warn(f"{mask.where}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model).")
 
 
-def _run_traced(mask: Mask, model: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_traced(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
     mask.forward_ran.masked = True
-    whole = {tensor.name: tensor.of(model) for tensor in mask.tensors.values()}
-    small = {tensor.name: tensor.gather(whole[tensor.name]) for tensor in mask.tensors.values()}
-    before = [(attributes, name, attributes[name]) for attributes, name, _ in mask.attributes(model)]
-    for attributes, name, value in mask.attributes(model):
-        attributes[name] = value
-    paths = {module: path for path, module in model.named_modules()}  # a module under two names has one place
+    whole = {name: tensor.of(module) for name, tensor in mask.tensors.items()}
+    small = {name: tensor.gather(whole[name]) for name, tensor in mask.tensors.items()}
+    paths = {inner: path for path, inner in module.named_modules()}  # a module under two names has one place
     at = {
-        join(paths[module], leaf): small[t.name] for module, _, found in mask.places(model) for leaf, t in found.items()
+        join(paths[inner], leaf): small[t.name] for inner, _, found in mask.places(module) for leaf, t in found.items()
     }
-    with _reparametrize_module(model, at, tie_weights=False):
-        rebuild_attributes([model])
-        output = forward(model, *args, **kwargs)
-    for attributes, name, value in before:
-        attributes[name] = value
-    for tensor in mask.tensors.values():
-        if tensor.is_buffer and small[tensor.name] is not whole[tensor.name]:
-            tensor.shown.entries(whole[tensor.name]).put(small[tensor.name], whole[tensor.name])
+    before = _set(mask.attributes(module))
+    with _reparametrize_module(module, at, tie_weights=False):
+        rebuild_attributes([module])
+        output = forward(module, *args, **kwargs)
+    _set(before)
+    _keep_buffers((tensor, whole[name], small[name]) for name, tensor in mask.tensors.items())
     return output

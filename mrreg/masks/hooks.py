@@ -26,7 +26,6 @@ from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks.clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.mask import Mask, MoveReport
 from mrreg.masks.step import Call, MaskedStep
-from mrreg.masks.superseded import Superseded
 
 WHERE = "attach"
 
@@ -39,7 +38,7 @@ class MaskStepHooks:
         self.move_report = MoveReport(tolerated=int(is_wrapped))
         self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
-        self.thin = MaskedStep()
+        self.step = MaskedStep()
         self.optimizer = weakref.ref(optimizer, self._detach_masks)
         self.handles: list[RemovableHandle] = []
 
@@ -64,20 +63,9 @@ class MaskStepHooks:
             self.handles.pop().remove()
         optimizer = self.optimizer()
         if optimizer is not None:
-            self.thin.abandon(optimizer)
+            self.step.abandon(optimizer)
             clear_clock(optimizer.param_groups)
         self._detach_masks(None)
-
-    def release(self, masks: Iterable[Mask]) -> None:
-        """Leave some of the masks to another optimizer."""
-        taken = list(masks)
-        kept = [i for i, (mask, _) in enumerate(self.masks) if all(mask is not each for each in taken)]
-        self.masks, self.roots = [self.masks[i] for i in kept], [self.roots[i] for i in kept]
-        optimizer = self.optimizer()
-        if optimizer is not None:
-            optimizer.register_step_pre_hook(Superseded())
-        if not self.masks:
-            self.stop()
 
     def _detach_masks(self, _: object, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit():  # modules, `sys` too, are half gone then
@@ -93,22 +81,22 @@ class MaskStepHooks:
         return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks], self._kept())
 
     def _kept(self) -> tuple[int, ...]:
-        return tuple(group.kept for mask, _ in self.masks for group in mask.groups if mask.fixed)
+        return tuple(group.kept for mask, _ in self.masks for group in mask.groups)
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
-        self.thin.abandon(optimizer)
+        self.step.abandon(optimizer)
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
 
     def _show_whole(self, optimizer: Optimizer) -> None:
         """Show whole parameters and their state to who saves the optimizer."""
-        self.thin.hide(optimizer)
+        self.step.hide(optimizer)
 
     def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
         """Go on with the step in which the state was saved."""
-        self.thin.show(optimizer)
+        self.step.show(optimizer)
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
         """Put the masks into a phase and write it into the groups."""
@@ -126,9 +114,9 @@ class MaskStepHooks:
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Remember, before a step, what it must not change."""
-        if not self.thin.is_nested:
-            self.thin.abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
-        self.thin.running = True
+        if not self.step.is_nested:
+            self.step.abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
+        self.step.running = True
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
         # a later hook or a closure may still write gradients
         grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
@@ -141,15 +129,15 @@ class MaskStepHooks:
                     raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, name)
-                    masked += [(tensor, p, mask) for tensor in [mask.tensors.get(name)] if tensor]
-        return self.thin.begin(optimizer, masked, (args, kwargs), grads_may_change)
+                    masked.append((mask.tensors[name], p, mask))
+        return self.step.begin(optimizer, masked, (args, kwargs), grads_may_change)
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put back what was held in a step, boost what is slow, and move the clock."""
-        if not self.thin.running:
+        if not self.step.running:
             return  # a subclass that calls super().step(): the step inside it was this one
-        self.thin.running = False
-        self.thin.end(optimizer)
+        self.step.running = False
+        self.step.end(optimizer)
         for mask, _first in self.masks:
             mask.warn_if_unused()
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]

@@ -7,18 +7,19 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mrreg.errors import invalid_argument, invalid_state
+from mrreg.distributed.checks import SHARD_OUTSIDE, is_fully_sharded
+from mrreg.errors import check, check_type, invalid_argument, invalid_state
 from mrreg.masks.attention import MultiheadAttention
 from mrreg.masks.blocks import put_in, take_out
 from mrreg.masks.forward import run
 from mrreg.masks.groups import AttributeOverride, UnitGroup
-from mrreg.masks.mask import NAME, Mask
-from mrreg.masks.tensors import WHERE
+from mrreg.masks.layers import STRUCTURES, WHERE, Structure, find_targets
+from mrreg.masks.mask import LAYER_NAME, NAME, Mask, find_mask, masks_of
+from mrreg.module_utils import check_materialized, check_torch_layers
 
 Model = TypeVar("Model", bound=nn.Module)
-OPTIONS: dict[str, dict[str, property]] = {}  # that modules with a mask of this name have for attributes
 
 
 def install(
@@ -31,25 +32,9 @@ def install(
     rescale: bool = True,
     flops: tuple[int, int] | None = None,
 ) -> Model:
-    """Make a model thin, in place, and return it.
-
-    Its class becomes a subclass of the same name in which only `forward` and `extra_repr` differ, so that `isinstance`,
-    the state dict, names of parameters and methods that call the forward are as before.
-
-    Args:
-        model: A module that is not thin.
-        groups: Which units are absent together, and how many are kept.
-        overrides: Counts of units that modules have as attributes, and their values while units are absent.
-        k: Optimizer steps per cycle, at least 1.
-        boost: Factor of the slow step; None means k.
-        rescale: Multiply what consumers read of the kept units by units / kept on masked steps.
-        flops: FLOPs of a masked and of a plain step, if they are known.
-
-    Raises:
-        ValueError: If the model is thin already, has a forward of its own beside its class's, or is compiled.
-    """
+    """Make a model thin, in place, and return it; its class becomes a subclass of the same name."""
     check_thinnable(model)
-    mask = Mask(model, groups, overrides, k, boost, rescale, flops)
+    mask = Mask(model, groups, (), overrides, "units", 0.0, k, boost, rescale, flops, "thin")
     put_mask(model, mask, NAME)
     if mask.block_group is not None:
         put_in(model, mask.block_group.blocks, mask)
@@ -57,39 +42,6 @@ def install(
         if type(module) is nn.MultiheadAttention:
             module.__class__ = MultiheadAttention
     return model
-
-
-def put_mask(module: nn.Module, mask: Mask, name: str) -> None:
-    """Give a module a mask under a name, and the class that asks it."""
-    vars(module)[name] = mask
-    kind: Any = type(module)
-    module.__class__ = masked_class(kind, name)
-
-
-def take_mask(module: nn.Module, name: str) -> Mask:
-    """Give a module its own class back, and return the mask, which holds nothing from now on."""
-    kind = vars(type(module))
-    if kind.get("_mask_name") != name:
-        problem = f"{type(module).__name__} has been given another class since it got its mask"
-        raise invalid_state("unwrap", problem, "Unwrap before fully_shard.")
-    mask: Mask = vars(module).pop(name)
-    module.__class__ = kind["_plain"]
-    mask.forget()
-    return mask
-
-
-def check_thinnable(model: nn.Module) -> None:
-    """Raise if a model is thin already, or its class does not say what it computes."""
-    if any(NAME in vars(module) for module in model.modules()):
-        raise invalid_state(WHERE, "the model is thin already", "Call mrreg.unwrap(model) first.")
-    check_own_forward(WHERE, "model", model)
-
-
-def check_own_forward(where: str, what: str, module: nn.Module) -> None:
-    """Raise if the class of a module does not say what it computes."""
-    if "forward" in vars(module) or isinstance(module, (torch.jit.ScriptModule, nn.DataParallel)):
-        rule, remedy = "a module whose class defines its forward", "Mask it before anything replaces its forward."
-        raise invalid_argument(ValueError, where, what, rule, type(module).__name__, remedy)
 
 
 def uninstall(model: nn.Module) -> None:
@@ -101,8 +53,163 @@ def uninstall(model: nn.Module) -> None:
             module.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
 
 
+class _Masked(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return LAYER_NAME in getattr(instance, "__dict__", ())
+
+
+class MultirateMask(nn.Module, metaclass=_Masked):
+    """Masks a module in place: a random subset of its weights is held at zero on all but the last step of a cycle.
+
+    It replaces nn.Dropout. `MultirateMask(module, ...)` returns the module itself, which becomes an instance of a
+    subclass of its class: `isinstance` holds for both, and names of parameters are as before. A cycle has k optimizer
+    steps. On the first k - 1 the slow entries of the weights count as zero, get exactly zero gradient and do not change
+    by a bit, nor does the optimizer's state of their shape. On the last, the joint step, all weights are present and
+    the slow ones move `boost` times as far as the optimizer says. The parameters themselves always hold their true
+    values, and the state dict is that of the plain module. Evaluation mode, and a forward without gradients, always use
+    all weights. `attach` an optimizer to drive the mask; until then it is dense. `mrreg.unwrap` takes it out again.
+
+    Cycle of k steps, slow subset S drawn at its start, update u of the optimizer:
+
+        theta_F <- theta_F + u(theta_F, theta_S = 0)     on k - 1 masked steps
+        theta_F <- theta_F + u;  theta_S <- theta_S + boost * u     on the joint step
+
+    Args:
+        module: The module to mask. Masks do not nest.
+        p: Probability that an entry is slow, in [0, 1]. Paper: de-activation probability.
+        k: Optimizer steps per cycle, at least 1. Paper: k.
+        parameters: Names, patterns or parameters to mask; None: weights of two or more dimensions, but not of norms.
+        structure: Kind of draw: "weight" for single entries; "input" or "output" for whole units of each layer,
+            exactly round(p * units) of them.
+        rescale: Divide kept weights by 1 - p on masked steps. None: if whole units are drawn, as in nn.Dropout.
+        boost: Factor of the slow step; None means k. Paper: h_S / h_F.
+
+    Shape:
+        Same as the module.
+
+    Raises:
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If an argument is out of range, or nothing in the module can be masked.
+
+    Example:
+        >>> import torch, mrreg
+        >>> from torch import nn
+        >>> model = nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 8), p=0.2, k=5), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> handle = mrreg.attach(optimizer, model)
+        >>> model(torch.zeros(3, 4)).shape
+        torch.Size([3, 2])
+        >>> sorted(model.state_dict())
+        ['0.bias', '0.weight', '2.bias', '2.weight']
+        >>> mrreg.MultirateMask.of(model[0]).p = 0.3  # from the next cycle on
+
+    References:
+        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
+    """
+
+    def __new__(
+        cls,
+        module: nn.Module,
+        p: float = 0.5,
+        k: int = 5,
+        *,
+        parameters: Iterable[str | Tensor] | None = None,
+        structure: Structure = "weight",
+        rescale: bool | None = None,
+        boost: float | None = None,
+    ) -> Any:
+        """Put a mask into the module and return it."""
+        put_mask(module, layer_mask(module, p, k, parameters, structure, rescale, boost), LAYER_NAME)
+        return module
+
+    @staticmethod
+    def of(module: nn.Module) -> Mask:
+        """Return the mask of a module, whose p, k, boost and rescale may be read, and set for the cycles to come."""
+        mask = find_mask(module, LAYER_NAME) if isinstance(module, nn.Module) else None
+        if mask is None:
+            raise invalid_argument(ValueError, f"{WHERE}.of", "module", f"one with a {WHERE}", type(module).__name__)
+        return mask
+
+
+def layer_mask(
+    module: nn.Module,
+    p: float,
+    k: int,
+    parameters: Iterable[str | Tensor] | None,
+    structure: Structure,
+    rescale: bool | None,
+    boost: float | None,
+) -> Mask:
+    """Return the mask that a module would get, or raise."""
+    check_module(WHERE, "module", module)
+    for name, inner in module.named_modules():
+        shown = name or type(inner).__name__
+        check(not is_fully_sharded(inner), WHERE, "module", "without fully_shard inside", shown, SHARD_OUTSIDE)
+        check(not masks_of(inner), WHERE, "module", "without masks inside", shown, "Masks do not nest.")
+    check_structure(structure)
+    targets = find_targets(module, parameters, structure)
+    rescale = structure != "weight" if rescale is None else rescale
+    return Mask(module, (), targets, (), structure, p, k, boost, rescale, None, WHERE)
+
+
+def check_structure(structure: object) -> None:
+    """Refuse a structure that does not exist."""
+    if structure not in STRUCTURES:
+        kind = ValueError if isinstance(structure, str) else TypeError
+        remedy = (
+            'Units between two layers are those of mrreg.thin(model, p={"layer": p}).' if structure == "hidden" else ""
+        )
+        raise invalid_argument(
+            kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure, remedy
+        )
+
+
+def check_thinnable(model: nn.Module) -> None:
+    """Raise if a model is thin already, or cannot be masked."""
+    check_module("thin", "model", model)
+    if any(NAME in vars(module) for module in model.modules()):
+        raise invalid_state("thin", "the model is thin already", "Call mrreg.unwrap(model) first.")
+
+
+def check_module(where: str, what: str, module: Any) -> None:
+    """Refuse an object that is no module, has no shape yet, or whose class does not say what it computes."""
+    check_type(where, what, module, nn.Module, "an nn.Module")
+    check_torch_layers(where, what, module)
+    check_materialized(where, what, module)
+    for name, inner in module.named_modules():
+        remedy = "They read their parameters where nothing can stand in: mask the module that was scripted."
+        scripted = isinstance(inner, torch.jit.ScriptModule)
+        check(not scripted, where, what, "without scripted modules", name or type(inner).__name__, remedy)
+    replica = (
+        "Mask the module inside, and use DistributedDataParallel: copies that nn.DataParallel makes are not masked."
+    )
+    check(
+        not isinstance(module, nn.DataParallel), where, what, "a module without nn.DataParallel", "one in it", replica
+    )
+    rule, remedy = "a module whose class defines its forward", "Mask it before anything replaces its forward."
+    check("forward" not in vars(module), where, what, rule, type(module).__name__, remedy)
+
+
+def put_mask(module: nn.Module, mask: Mask, name: str) -> None:
+    """Give a module a mask under a name, and the class that asks it."""
+    vars(module)[name] = mask
+    kind: Any = type(module)
+    module.__class__ = masked_class(kind, name)
+
+
+def take_mask(module: nn.Module, name: str) -> None:
+    """Give a module its own class back; the mask holds nothing from now on."""
+    kind = vars(type(module))
+    if kind.get("_mask_name") != name:
+        problem = f"{type(module).__name__} has been given another class since it got its mask"
+        raise invalid_state("unwrap", problem, "Unwrap before fully_shard.")
+    mask: Mask = vars(module).pop(name)
+    module.__class__ = kind["_plain"]
+    mask.forget()
+
+
 @functools.cache
-def masked_class(plain: Any, name: str) -> Any:  # noqa: C901
+def masked_class(plain: Any, name: str) -> Any:
     """Return the subclass of a class whose forward leaves out what a mask, kept under that name, says is absent."""
 
     @functools.wraps(plain.forward)
@@ -110,7 +217,7 @@ def masked_class(plain: Any, name: str) -> Any:  # noqa: C901
         mask = vars(self).get(name)
         if mask is None:  # made by the class, such as a slice of a Sequential
             return plain.forward(self, *args, **kwargs)
-        return run(mask, self, self.training, plain.forward, args, kwargs)
+        return run(mask, self, plain.forward, args, kwargs)
 
     def extra_repr(self: nn.Module) -> str:
         mask = vars(self).get(name)
@@ -122,15 +229,26 @@ def masked_class(plain: Any, name: str) -> Any:  # noqa: C901
         if name in vars(self):
             vars(self)[name].forget_versions()
 
+    own = {"forward": forward, "extra_repr": extra_repr, "_load_from_state_dict": load}
+    own |= {"_plain": plain, "_mask_name": name} | _copied_as_plain(plain, name)
+    named = {each: getattr(plain, each) for each in ("__module__", "__qualname__", "__doc__")}
+    made = type(plain)(plain.__name__, (plain,), own | named)
+    # `torch.load` sets the state of classes that it knows; which has been allowed by the name of the plain one
+    torch.serialization.add_safe_globals([(made, f"{__name__}.{name}.{plain.__module__}.{plain.__qualname__}")])
+    return made
+
+
+def _copied_as_plain(plain: Any, name: str) -> dict[str, Any]:
+    """Return the methods by which masked modules are copied and pickled, by the name of the plain class."""
+
     def set_state(self: nn.Module, state: dict[str, Any]) -> None:
         plain.__setstate__(self, state)
         mask = vars(self).get(name)
         if mask is not None and mask.is_lone:  # what copy.copy makes has the mask of its original
             mask.belongs_to(self)
-            mask.rebuild()
+            mask.detach()
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        """Pickle by the name of the plain class."""
         rebuild, args, *state = plain.__reduce_ex__(self, max(protocol, 2))
         if rebuild is copyreg.__newobj__:  # type: ignore[attr-defined]
             return rebuild_masked, (plain, name, *args[1:]), *state
@@ -143,15 +261,8 @@ def masked_class(plain: Any, name: str) -> Any:  # noqa: C901
             put_mask(twin, copy.deepcopy(vars(self)[name], memo), name)
         return twin
 
-    own = {"forward": forward, "extra_repr": extra_repr, "_load_from_state_dict": load, "_plain": plain}
-    own |= {"__reduce_ex__": reduce, "__setstate__": set_state, "_mask_name": name}
-    own |= {"__deepcopy__": deep_copy} if hasattr(plain, "__deepcopy__") else {}
-    own |= {option: value for option, value in OPTIONS.get(name, {}).items() if not hasattr(plain, option)}
-    named = {each: getattr(plain, each) for each in ("__module__", "__qualname__", "__doc__")}
-    made = type(plain)(plain.__name__, (plain,), own | named)
-    # `torch.load` sets the state of classes that it knows; which has been allowed by the name of the plain one
-    torch.serialization.add_safe_globals([(made, f"{__name__}.{name}.{plain.__module__}.{plain.__qualname__}")])
-    return made
+    own = {"__reduce_ex__": reduce, "__setstate__": set_state}
+    return own | ({"__deepcopy__": deep_copy} if hasattr(plain, "__deepcopy__") else {})
 
 
 def rebuild_masked(plain: Any, name: str, *args: Any) -> Any:

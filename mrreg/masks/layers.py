@@ -1,75 +1,37 @@
-"""Which dimensions of a layer's parameters hold its units; parameters from which a weight is computed."""
+"""Choose the parameters of a module that a mask covers, and which of their dimensions count the units of a layer."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Any, Literal, get_args
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.func import functional_call
+from torch.nn.utils import spectral_norm, weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
 
-from mrreg.errors import invalid_argument
+from mrreg.errors import invalid_argument, unknown_name
+from mrreg.module_utils import has_stock_forward, rebuild_attributes
 
-Dimension = Literal["input", "output"] | None
-LayerLayout = Mapping[str, tuple[Dimension, ...]]
-
-WHERE = "register_layer"
-LINEAR: LayerLayout = {"weight": ("output", "input"), "bias": ("output",)}
-LINEAR_TRANSPOSED: LayerLayout = {"weight": ("input", "output"), "bias": ("output",)}
-
-_layouts: dict[type[nn.Module], LayerLayout] = {}
-
-
-def register_layer(cls: type[nn.Module], layout: LayerLayout) -> None:
-    """Declare what the dimensions of a layer's parameters count, so that whole units of it can be masked.
-
-    `swap_dropout`, `mask` and `MultirateMask` then treat the class (not its subclasses) as they treat nn.Linear: an
-    input unit is absent if the entries of its "input" dimension are zero, an output unit is zero if those of its
-    "output" dimension are. Layers that compute what nn.Linear does, with the weight in either order, are recognized by
-    `swap_dropout` and `mask` and need no declaration.
-
-    Args:
-        cls: A module class that takes one tensor and returns one tensor.
-        layout: From the name of each parameter to what its dimensions count: "input", "output" or None.
-
-    Raises:
-        TypeError: If an argument is of the wrong kind.
-        ValueError: If the layout has another word, or one twice for a parameter, or no dimension to mask.
-
-    Example:
-        >>> from torch import nn
-        >>> import mrreg
-        >>> class Doubling(nn.Linear):
-        ...     def forward(self, x):
-        ...         return 2 * super().forward(x)
-        >>> mrreg.register_layer(Doubling, {"weight": ("output", "input"), "bias": ("output",)})
-        >>> model, report = mrreg.swap_dropout(nn.Sequential(nn.Dropout(0.5), Doubling(4, 2)))
-        >>> report["0"].masks
-        {'1': 'input'}
-    """
-    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise invalid_argument(TypeError, WHERE, "cls", "a subclass of torch.nn.Module", cls)
-    rule = 'a mapping from parameter names to tuples of "input", "output" and None'
-    if not isinstance(layout, Mapping) or not all(
-        isinstance(name, str) and isinstance(dims, tuple) for name, dims in layout.items()
-    ):
-        raise invalid_argument(TypeError, WHERE, "layout", rule, layout)
-    for name, dims in layout.items():
-        if not set(dims) <= {"input", "output", None} or dims.count("input") > 1 or dims.count("output") > 1:
-            raise invalid_argument(ValueError, WHERE, f"layout[{name!r}]", f"{rule}, each word once at most", dims)
-    if not any("input" in dims or "output" in dims for dims in layout.values()):
-        raise invalid_argument(ValueError, WHERE, "layout", "one with a dimension of units", layout)
-    _layouts[cls] = dict(layout)
-
-
-def registered_layout(layer: nn.Module) -> LayerLayout | None:
-    """Return the declared layout of a layer's class."""
-    return _layouts.get(type(layer))
-
-
+WHERE = "MultirateMask"
+Structure = Literal["weight", "input", "output"]
+STRUCTURES = get_args(Structure)
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+ROWS_AND_COLUMNS, COLUMNS_AND_ROWS = ("output", "input"), ("input", "output")
+DIMENSIONS: tuple[tuple[tuple[type[nn.Module], ...], tuple[str, ...]], ...] = (
+    ((nn.Linear, *CONVOLUTIONS, *RECURRENT, nn.MultiheadAttention), ROWS_AND_COLUMNS),
+    ((*TRANSPOSED, nn.Embedding, nn.EmbeddingBag), COLUMNS_AND_ROWS),
+    ((nn.Bilinear,), ("output",)),  # two inputs, neither of which is the input
+)
+HOOK_MODULES = (weight_norm.__module__, spectral_norm.__module__)  # these compute a weight by a hook on the module
+_linear: "WeakKeyDictionary[type[nn.Module], tuple[str, ...]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -97,6 +59,128 @@ class UnitLayout:
         return bits.repeat(self.repeats).view((1,) * self.dim + (-1, *tail))
 
 
+@dataclass(frozen=True)
+class MaskTarget:
+    """One masked parameter of a module.
+
+    Args:
+        name: Its dotted name (the first, where it is tied).
+        group: Parameters of one group share one draw of units; a parameter drawn by entries is its own group.
+        layout: Layout of the units in it; None for entries drawn one by one.
+        normalized: Sets of dimensions over which the module divides by a norm: there, not all entries may be zero.
+    """
+
+    name: str
+    group: str
+    layout: UnitLayout | None = None
+    normalized: tuple[tuple[int, ...], ...] = ()
+
+    def keep_some(self, bits: Tensor, shape: torch.Size) -> Tensor:
+        """Keep all entries that share a norm where all of them were slow: zero divided by zero is not a number."""
+        for dims in self.normalized if bits.numel() else ():
+            bits = bits.expand(shape)
+            bits = bits.masked_fill((bits == 0).all(dim=dims, keepdim=True), -1)
+        return bits
+
+
+def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: Structure) -> list[MaskTarget]:
+    """Return the parameters that a mask with this structure covers, in the module's order."""
+    every = dict(module.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    for name, value in every.items():
+        first.setdefault(id(value), name)
+    chosen = {id(value) for value in _chosen(module, every, wanted)}
+    found = [_target(module, name, structure) for key, name in first.items() if key in chosen]
+    if not found:
+        remedy = "Mask a layer that has a weight, or name what to mask in `parameters`."
+        rule = "a module with a parameter to mask"
+        raise invalid_argument(ValueError, WHERE, "module", rule, type(module).__name__, remedy)
+    return found
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a dotted name into its owner and the last part: 'a.b.weight' -> ('a.b', 'weight')."""
+    owner, _, leaf = name.rpartition(".")
+    return owner, leaf
+
+
+def _by_default(module: nn.Module, name: str, value: Tensor) -> bool:
+    """Return True for a weight with at least two dimensions that is not of a normalization layer."""
+    path, leaf = _split(name)
+    owner = module.get_submodule(path)
+    fits = value.dim() >= 2 and (value.is_floating_point() or value.is_complex()) and _makes_a_weight(owner, leaf)
+    return fits and not isinstance(owner, NORMS) and not leaf.startswith("bias")
+
+
+def _chosen(module: nn.Module, every: Mapping[str, Tensor], wanted: Iterable[object] | None) -> list[Tensor]:
+    """Return the parameters that names, glob patterns or tensors mean."""
+    if wanted is None:
+        return [value for name, value in every.items() if _by_default(module, name, value)]
+    if not isinstance(wanted, Iterable):
+        raise invalid_argument(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
+    found: list[Tensor] = []
+    for pattern in [wanted] if isinstance(wanted, str) else wanted:
+        if isinstance(pattern, str):
+            hits = [value for name, value in every.items() if fnmatchcase(name, pattern)]
+            if not hits:
+                raise unknown_name(WHERE, "parameters", "names or patterns that match a parameter", pattern, every)
+        elif isinstance(pattern, Tensor):
+            hits = [value for value in every.values() if value is pattern]
+            if not hits:
+                got = f"a tensor {tuple(pattern.shape)}"
+                raise invalid_argument(ValueError, WHERE, "parameters", "parameters of the module", got)
+        else:
+            rule = "names, glob patterns or parameters of the module"
+            raise invalid_argument(TypeError, WHERE, "parameters", rule, pattern)
+        found += hits
+    return found
+
+
+def _target(module: nn.Module, name: str, structure: Structure) -> MaskTarget:
+    """Return what is drawn in one parameter."""
+    owner, leaf = _split(name)
+    layer, value = module.get_submodule(owner), module.get_parameter(name)
+    _refuse_unfit(layer, name, value)
+    normalized = _normalized(layer, leaf, name, value)
+    if structure == "weight":
+        return MaskTarget(name, name, None, normalized)
+    layout = find_layout(layer, leaf, value, structure)
+    if layout is None:
+        remedy = 'Use structure="weight", or leave it out with `parameters`.'
+        rule = f"a parameter with one {structure} dimension when structure={structure!r}"
+        raise invalid_argument(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
+    return MaskTarget(name, _group(layer, name, layout.units, structure), layout, normalized)
+
+
+def _refuse_unfit(owner: nn.Module, name: str, value: Tensor) -> None:
+    """Refuse complex and integer parameters, and embeddings whose forward or gradient is not that of a weight."""
+    if not value.is_floating_point():
+        remedy = "Complex parameters cannot be masked: name the others in `parameters`." if value.is_complex() else ""
+        raise invalid_argument(TypeError, WHERE, name, "a real floating-point parameter", value.dtype, remedy)
+    if getattr(owner, "sparse", False):
+        rule, got = "the weight of an embedding with dense gradients", "sparse=True"
+        remedy = "An optimizer of sparse gradients cannot hold single entries; use sparse=False."
+        raise invalid_argument(ValueError, WHERE, name, rule, got, remedy)
+    if getattr(owner, "max_norm", None) is not None and isinstance(owner, nn.Embedding | nn.EmbeddingBag):
+        rule, got = "the weight of an embedding without max_norm", f"max_norm={owner.max_norm}"
+        remedy = "It writes into the weight during the forward, where a mask has a copy."
+        raise invalid_argument(ValueError, WHERE, name, rule, got, remedy)
+
+
+def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str:
+    """Return a name for the parameters that have their units in common.
+
+    Rows of one layer do (weight, bias, the two matrices of a recurrent layer); columns only where both directions of a
+    recurrent layer take the same input.
+    """
+    owner, leaf = _split(name)
+    recurrent = isinstance(layer, nn.RNNBase)
+    if structure == "output":
+        suffix = leaf[leaf.find("_l") :] if recurrent and "_hr" not in leaf else ""
+        return f"{owner}:{suffix}:{units}"
+    return name.removesuffix("_reverse") if recurrent and leaf.startswith("weight_ih") else name
+
+
 def find_layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> UnitLayout | None:
     """Return the layout of "input" or "output" units in a parameter of a layer; None if no one dimension has them."""
     dims = _dimensions(layer, leaf, value)
@@ -105,51 +189,107 @@ def find_layout(layer: nn.Module, leaf: str, value: Tensor, structure: str) -> U
     dim = dims.index(structure)
     groups = getattr(layer, "groups", 1) if dim == 1 else 1
     repeats = 1
-    if isinstance(layer, nn.RNNBase | nn.RNNCellBase) and structure == "output" and "_hr" not in leaf:
+    if isinstance(layer, RECURRENT) and structure == "output" and "_hr" not in leaf:
         repeats = value.shape[dim] // int(layer.hidden_size)  # gates; the projection of an LSTM has none
     return UnitLayout(value.shape[dim] * groups // repeats, dim, repeats, groups)
 
 
-def _dimensions(layer: nn.Module, leaf: str, value: Tensor) -> tuple[Dimension, ...]:
+def _dimensions(layer: nn.Module, leaf: str, value: Tensor) -> tuple[str, ...]:
     """Return what the dimensions of a parameter count, the first ones at least."""
-    declared = registered_layout(layer)
-    if declared is not None:
-        return declared.get(leaf, ())
     if leaf in {"bias_k", "bias_v"}:  # keys and values that attention learns
         return ()
-    for kinds, dims in DIMENSIONS:
-        if isinstance(layer, kinds):
-            return dims if value.dim() > 1 else ("output",)
-    return ()
+    dims = next((dims for kinds, dims in DIMENSIONS if isinstance(layer, kinds)), None) or _linear_dimensions(layer)
+    return dims if value.dim() > 1 else ("output",) * bool(dims)
 
 
-DIMENSIONS: tuple[tuple[tuple[type[nn.Module], ...], tuple[Dimension, ...]], ...] = (
-    ((nn.Linear, *CONVOLUTIONS, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention), ("output", "input")),
-    ((*TRANSPOSED, nn.Embedding, nn.EmbeddingBag), ("input", "output")),
-    ((nn.Bilinear,), ("output",)),  # two inputs, neither of which is the input
-)
+def _linear_dimensions(layer: nn.Module) -> tuple[str, ...]:
+    """Return the order of the weight's dimensions in a layer of another library that computes what nn.Linear does."""
+    if type(layer) not in _linear:
+        orders = (ROWS_AND_COLUMNS, COLUMNS_AND_ROWS) if _may_be_linear(layer) else ()
+        _linear[type(layer)] = next((order for order in orders if _computes_linear(layer, order)), ())
+    return _linear[type(layer)]
 
 
-OLD_KINDS = (weight_norm.__module__, spectral_norm.__module__)  # these work by a hook on the module
+def _may_be_linear(layer: nn.Module) -> bool:
+    """Return True if a module has the parameters of nn.Linear and nothing else, and a forward that is not torch's."""
+    own = {name: p for name, p in layer._parameters.items() if p is not None}
+    weight, bias = own.get("weight"), own.get("bias")
+    if has_stock_forward(layer) or layer._modules or weight is None or own.keys() - {"weight", "bias"}:
+        return False
+    shaped = weight.dim() == 2 and (bias is None or bias.dim() == 1)
+    return shaped and type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
 
 
-def makes_a_weight(owner: nn.Module, leaf: str, value: Tensor) -> bool:
+def _computes_linear(layer: nn.Module, order: tuple[str, ...]) -> bool:
+    """Compare with nn.Linear on random inputs and parameters: those that the layer has may hide a difference."""
+    try:
+        twin: Any = copy.deepcopy(layer).eval()
+        with torch.random.fork_rng([layer.weight.device] if twin.weight.is_cuda else []), torch.no_grad():
+            values: dict[str, Tensor] = {name: torch.randn_like(p) for name, p in twin.named_parameters()}
+            weight = values["weight"] if order is ROWS_AND_COLUMNS else values["weight"].T
+            inputs = torch.randn(2, 3, weight.shape[1], device=weight.device).to(weight)
+            output = functional_call(twin, values, (inputs,))
+        wanted = nn.functional.linear(inputs, weight, values.get("bias"))
+        return bool((output - wanted).float().norm() <= 1e-2 * wanted.float().norm())
+    except Exception:  # it takes or gives something else, or cannot be copied
+        return False
+
+
+def _makes_a_weight(owner: nn.Module, leaf: str) -> bool:
     """Return False for a length or a small factor of the weight that a parametrization computes."""
     if isinstance(owner, ParametrizationList):
-        return value.numel() == max(p.numel() for p in owner.parameters(recurse=False))
+        return owner.get_parameter(leaf).numel() == max(p.numel() for p in owner.parameters(recurse=False))
     return not (leaf.endswith("_g") and f"{leaf[:-1]}v" in owner._parameters)
 
 
-def normalized_dims(owner: nn.Module, leaf: str, value: Tensor) -> tuple[int, ...]:
-    """Return the dimensions over which a norm of the parameter is, or may be, divided by; none for plain weights."""
-    every = tuple(range(value.dim()))
+def _normalized(owner: nn.Module, leaf: str, name: str, value: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Return the smallest sets of dimensions over which the weight that a parameter makes is divided by a norm.
+
+    Its weight is computed, as the module does it, with a slice of the parameter at zero.
+    """
+    weight = _weight_attribute(owner, leaf)
+    if weight is None or value.is_meta:
+        return ()
+    before, modes = value.data, {inner: inner.training for inner in owner.modules()}
+    found: list[tuple[int, ...]] = []
+    try:
+        owner.eval()  # else a spectral norm iterates
+        for dims in _subsets(value.dim()) if _finite(owner, weight) else ():
+            if not any(set(smaller) <= set(dims) for smaller in found):
+                value.data = before.clone()
+                value.data[tuple(slice(None) if d in dims else 0 for d in range(value.dim()))] = 0
+                if not _finite(owner, weight):
+                    found.append(dims)
+    finally:
+        value.data = before
+        for inner, training in modes.items():
+            inner.training = training
+        rebuild_attributes([owner])
+    if () in found:
+        rule, got = "finite wherever an entry of it is zero", "a parametrization that is not"
+        raise invalid_argument(ValueError, WHERE, f"the weight of {name}", rule, got, "Mask other parameters.")
+    return tuple(found)
+
+
+def _subsets(count: int) -> Iterator[tuple[int, ...]]:
+    for size in range(count + 1):
+        yield from combinations(range(count), size)
+
+
+def _weight_attribute(owner: nn.Module, leaf: str) -> str | None:
+    """Return the name of what a module computes from a parameter, by a parametrization ("") or a hook of torch's."""
     if isinstance(owner, ParametrizationList):
-        first = owner[0]
-        is_weight_norm = isinstance(first, parametrizations._WeightNorm)
-        return tuple(d for d in every if d != first.dim) if is_weight_norm else every
-    hooks: list[Any] = list(owner._forward_pre_hooks.values())
-    for hook in hooks:
+        return ""
+    for hook in owner._forward_pre_hooks.values():
         name = getattr(hook, "name", None)
-        if type(hook).__module__ in OLD_KINDS and isinstance(name, str) and leaf.startswith(f"{name}_"):
-            return tuple(d for d in every if d != hook.dim) if leaf.endswith("_v") else every
-    return ()
+        if type(hook).__module__ in HOOK_MODULES and isinstance(name, str) and leaf.startswith(f"{name}_"):
+            return name
+    return None
+
+
+@torch.no_grad()
+def _finite(owner: Any, weight: str) -> bool:
+    """Compute the weight anew, and tell if it is finite."""
+    rebuild_attributes([owner])
+    made: Tensor = getattr(owner, weight) if weight else owner()
+    return bool(made.isfinite().all())

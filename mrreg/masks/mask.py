@@ -1,6 +1,5 @@
-"""The units of a network that are absent from masked steps: their draw, and the parts of parameters that are kept."""
+"""The mask of a module: what it draws, and when what is drawn is absent."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_state
+from mrreg.errors import check_int, check_number, check_share, check_type, invalid_state, warn
 from mrreg.masks.groups import AttributeOverride, UnitGroup
+from mrreg.masks.layers import MaskTarget
 from mrreg.masks.sampling import draw_kept
-from mrreg.masks.tensors import WHERE, own_table, tensors_of
+from mrreg.masks.tensors import MaskedTensor, ZeroedTensor, own_table, tensors_of
+from mrreg.module_utils import rebuild_attributes
 
 NAME = "_thin_mask"  # under which a thin model has its mask
 LAYER_NAME = "_layer_mask"  # and a module its `MultirateMask`
 
-
-Place = tuple[nn.Module, str, dict[str, Any]]
+Place = tuple[nn.Module, str, dict[str, MaskedTensor]]
 
 
 class ForwardRan:
@@ -43,45 +43,74 @@ class MoveReport:
     given: bool = False
 
 
+def _check_boost(where: str, name: str, boost: object) -> float | None:
+    return (
+        None if boost is None else check_number(where, name, boost, "finite, at least 0", lambda b: 0 <= b < torch.inf)
+    )
+
+
+def _check_bool(where: str, name: str, value: object) -> bool:
+    return check_type(where, name, value, bool, "True or False")
+
+
+def _option(name: str, check: Callable[[str, str, Any], Any]) -> Any:
+    """Return a property that may change while training: the next cycle is drawn with it."""
+
+    def put(self: Any, value: Any) -> None:
+        vars(self)[name] = check(self.where, name, value)
+
+    return property(lambda self: vars(self)[name], put)
+
+
 class Mask:
     """The mask of a module: units or entries of its tensors are absent on all but the last step of a cycle.
 
     Args:
-        model: The model with the groups.
-        groups: Which units belong together, and how many are kept.
+        module: The module; None for a copy, whose module gives itself in.
+        groups: Units that are absent together, of which a fixed number is kept (`thin`).
+        targets: Parameters of which the share p is absent (`MultirateMask`).
         overrides: Counts of units that modules have as attributes, and their values while units are absent.
+        structure: What is drawn in the targets.
+        p: Share of them that is absent; of groups, the largest.
         k: Optimizer steps per cycle.
         boost: Factor of the slow step; None means k.
-        rescale: Multiply what consumers read of the kept units by units / kept.
+        rescale: Multiply what is read of the kept units by units / kept.
         flops: FLOPs of a masked and of a plain step, if they are known.
         where: Who masks, for errors.
     """
 
+    drawn: Any  # what the subsets were drawn from
+    off: frozenset[int]  # numbers of the blocks that are off in this cycle
+    p = _option("p", check_share)
+    k = _option("k", check_int)
+    rescale = _option("rescale", _check_bool)
+
     def __init__(
         self,
-        model: nn.Module | None,
+        module: nn.Module | None,
         groups: Iterable[UnitGroup],
+        targets: Iterable[MaskTarget],
         overrides: Iterable[AttributeOverride],
+        structure: str,
+        p: float,
         k: int,
         boost: float | None,
         rescale: bool,
-        flops: tuple[int, int] | None = None,
-        where: str = WHERE,
+        flops: tuple[int, int] | None,
+        where: str,
     ) -> None:
-        self.where = where
-        self.fixed = True  # the numbers of units that are kept
-        self.groups, self.overrides, self.rescale = tuple(groups), tuple(overrides), rescale
-        self.k, self.flops = check_int(where, "k", k), flops
-        self.boost = boost
-        self.tensors: dict[str, Any] = dict(tensors_of(self.groups, rescale))
+        self.where, self.structure, self.flops = where, structure, flops
+        self.groups, self.targets, self.overrides = tuple(groups), tuple(targets), tuple(overrides)
+        self.p = max(1 - group.kept / group.units for group in self.groups) if self.groups else p
+        self.k, self.boost, self.rescale = k, boost, rescale
+        self.tensors = tensors_of(self.groups, rescale, where) | {t.name: ZeroedTensor(t) for t in self.targets}
         self.block_group = next((group for group in self.groups if group.blocks), None)
         self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
-        self.off: frozenset[int]  # numbers of the blocks that are off in this cycle
-        self._model: Callable[[], nn.Module | None] = weakref.ref(model) if model is not None else lambda: None
+        self._module: Callable[[], nn.Module | None] = weakref.ref(module) if module is not None else lambda: None
         self.running: Any = None  # the masked forward that holds the lock
         self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
         self.lock = RLock()  # of masked forwards, which change attributes that other threads read
-        self.detach()
+        self._rest()
 
     @property
     def boost(self) -> float:
@@ -90,89 +119,94 @@ class Mask:
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
-        valid = "finite, at least 0"
-        self._boost = (
-            None if boost is None else check_number(self.where, "boost", boost, valid, lambda b: 0 <= b < float("inf"))
-        )
-
-    @property
-    def p(self) -> float:
-        """The largest share of units that a group loses."""
-        return max((1 - group.kept / group.units for group in self.groups), default=0.0)
+        self._boost = _check_boost(self.where, "boost", boost)
 
     @property
     def masked(self) -> bool:
         """True while training forwards of the model leave units out."""
-        return self.masking and (model := self._model()) is not None and model.training
+        return self.masking and (module := self._module()) is not None and module.training
 
     def __str__(self) -> str:
-        return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, k={self.k}, boost={self.boost}"
+        options = f"k={self.k}, boost={self.boost}"
+        if not self.targets:
+            return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, {options}"
+        return f"mask(p={self.p}, structure={self.structure!r}, {options}, rescale={self.rescale})"
 
-    def places(self, model: nn.Module) -> list[Place]:
-        """The modules that have thin tensors, each with its table of them and their names in it; tied ones too."""
-        if self._places is None or self._places[0]() is not model:
-            if misfits := list(filter(None, (tensor.misfit(model) for tensor in self.tensors.values()))):
-                told = ", ".join(misfits[:3])
-                problem = f"a layer was replaced since the model became thin, and no longer fits: {told}"
-                raise invalid_state(self.where, problem, "Call mrreg.unwrap(model), thin and attach again.")
-            thin = {id(tensor.of(model)): tensor for tensor in self.tensors.values() if tensor.cuts}
+    def places(self, module: nn.Module) -> list[Place]:
+        """The modules that have masked tensors, each with its table of them and their names in it; tied ones too."""
+        if self._places is None or self._places[0]() is not module:
+            if misfits := list(filter(None, (tensor.misfit(module) for tensor in self.tensors.values()))):
+                problem = f"the module was changed since it got its mask, and no longer fits: {', '.join(misfits[:3])}"
+                remedy = (
+                    "Replace, parametrize or prune layers first: call mrreg.unwrap(model), then mask and attach again."
+                )
+                raise invalid_state(self.where, problem, remedy)
+            masked = {id(tensor.of(module)): tensor for tensor in self.tensors.values() if tensor.cuts}
             places = []
-            for module, kind in product(model.modules(), ("_parameters", "_buffers")):
-                found = {name: thin[id(value)] for name, value in own_table(module, kind).items() if id(value) in thin}
+            for inner, kind in product(module.modules(), ("_parameters", "_buffers")):
+                found = {name: masked[id(t)] for name, t in own_table(inner, kind).items() if id(t) in masked}
                 if found:
-                    places.append((module, kind, found))
-            self._places = weakref.ref(model), places
+                    places.append((inner, kind, found))
+            self._places = weakref.ref(module), places
         return self._places[1]
 
-    def check_fit(self, model: nn.Module) -> None:
-        """Look for the modules again, and raise if the model has no longer what it had when it became thin."""
+    def check_fit(self, module: nn.Module) -> None:
+        """Look for the modules again, and raise if the module has no longer what it had when it got the mask."""
         self._places = None
-        self.places(model)
+        self.places(module)
 
-    def explain(self, model: nn.Module, error: Exception) -> None:
-        """Raise a better error than that of a masked forward, if the model has been changed."""
-        before = [module for module, *_ in self.places(model)]
+    def explain(self, module: nn.Module, error: Exception) -> None:
+        """Raise a better error than that of a masked forward, if the module has been changed."""
+        before = [inner for inner, *_ in self.places(module)]
         try:
-            self.check_fit(model)
+            self.check_fit(module)
         except RuntimeError as better:
             raise better from error
-        if before != [module for module, *_ in self.places(model)]:
+        if before != [inner for inner, *_ in self.places(module)]:
             problem = "a layer was replaced since the optimizer was attached"
             raise invalid_state(self.where, problem, "Build the optimizer and attach again.") from error
 
-    def attributes(self, model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    def attributes(self, module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
         """Return the attributes that change for a masked forward: dictionary, name, value."""
-        return [(model.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
+        return [(module.get_submodule(o.module).__dict__, o.attribute, o.value) for o in self.overrides]
 
     def root(self) -> nn.Module:
         """Return the module whose tensors are masked."""
-        model = self._model()
-        assert model is not None
-        return model
+        module = self._module()
+        assert module is not None
+        return module
 
     def masked_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the masked parameters with their names in the module."""
-        model = self.root()
+        module = self.root()
         for name, tensor in self.tensors.items():
-            if isinstance(found := tensor.of(model), nn.Parameter):
+            try:
+                found = tensor.of(module)
+            except KeyError:
+                self.check_fit(module)  # says what is gone
+                raise
+            if isinstance(found, nn.Parameter):
                 yield name, found
 
     def draws(self) -> int:
         """Return the number of subsets that are drawn, each with an index of its own."""
-        return len(self.groups)
+        return len(self.groups) + len(self.targets)
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
-        """Draw the units that are kept in a cycle."""
-        model, cpu = self.root(), torch.device("cpu")
-        self.check_fit(model)
-        kept = {
+        """Draw what is present in a cycle."""
+        module, cpu = self.root(), torch.device("cpu")
+        self.check_fit(module)
+        subsets: dict[str, Any] = {
             group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
             for index, group in enumerate(self.groups, first)
         }
         if blocks := self.block_group:
-            self.off = frozenset(range(blocks.units)).difference(kept[blocks.name].tolist())
+            self.off = frozenset(range(blocks.units)).difference(subsets[blocks.name].tolist())
+        scale = 1 / (1 - self.p) if self.rescale and self.p < 1 else 1.0
+        for index, target in enumerate(self.targets, first):
+            subsets.setdefault(target.group, ((seed, index, cycle), self.p, scale))
         for tensor in self.tensors.values():
-            tensor.draw(kept, tensor.of(model))
+            tensor.draw(subsets, tensor.of(module))
 
     def set_phase(self, clock: int, seed: int, first: int) -> None:
         """Enter the phase after `clock` steps; `first` is the index of the first draw."""
@@ -205,8 +239,7 @@ class Mask:
         if self._moves > self.move_report.tolerated:
             self.move_report.given = True
             problem = "masked weights moved between two forwards, but no step of the attached optimizer was seen"
-            remedy = "Attach the optimizer whose step() moves them; until then the masks stand still."
-            warnings.warn(f"attach: {problem}. {remedy}", NoEffectWarning, stacklevel=6)
+            warn(f"attach: {problem}. Attach the optimizer whose step() moves them; until then the masks stand still.")
 
     def warn_if_unused(self) -> None:
         """Warn once that a masked step ended whose gradients come from whole forwards."""
@@ -217,7 +250,7 @@ class Mask:
             kind = type(self.root()).__name__
             problem = f"the mask of a {kind} has no effect: what is absent got a gradient, yet its forward has not run"
             remedy = "Call the masked module itself in training mode, or mask the module that your loop calls"
-            warnings.warn(f"attach: {problem}. {remedy}.", NoEffectWarning, stacklevel=6)
+            warn(f"attach: {problem}. {remedy}.")
 
     def _reaches_absent(self, name: str, grad: Tensor) -> bool:
         tensor = self.tensors[name]
@@ -229,51 +262,46 @@ class Mask:
         entries.put(torch.zeros_like(entries.take(absent)), absent)
         return bool((absent != 0).any())
 
-    def detach(self) -> None:
-        """Become dense and undriven."""
+    def _rest(self) -> None:
         self.masking = self.attached = self.warned = False
         self.move_report = MoveReport()
         self.forget_versions()
         self.forward_ran = ForwardRan()
-        self.drawn: Any = None  # what the subsets were drawn from
-        self.off = frozenset()
+        self.drawn, self.off = None, frozenset()
+        self.handle: Any = None  # that drives it
+
+    def detach(self) -> None:
+        """Become dense and undriven, also in what hooks of torch.nn.utils have computed from the parameters."""
+        self._rest()
+        if (module := self._module()) is not None:
+            rebuild_attributes(module.modules())
 
     @property
     def is_lone(self) -> bool:
         """True for a copy that no module has got yet."""
-        return self._model() is None
+        return self._module() is None
 
-    def rebuild(self) -> None:
-        """Compute again what hooks of the module have made of masked parameters."""
-
-    def belongs_to(self, model: nn.Module) -> None:
+    def belongs_to(self, module: nn.Module) -> None:
         """Know the module whose tensors are masked: a copy has another one."""
-        if self._model() is not model:
-            self._model = weakref.ref(model)
+        if self._module() is not module:
+            self._module = weakref.ref(module)
 
     def forget(self) -> None:
-        """Have no groups, whatever still drives the mask."""
+        """Hold nothing, whatever still drives the mask."""
         self.detach()
-        self.groups, self.tensors, self.block_group = (), {}, None
+        self.p, self.groups, self.targets, self.tensors, self.block_group = 0.0, (), (), {}, None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle as a mask that nothing drives; the model that has it gives itself in."""
-        return Mask, (
-            None,
-            self.groups,
-            self.overrides,
-            self.k,
-            self._boost,
-            self.rescale,
-            self.flops,
-        )
+        """Copy and pickle as a mask that nothing drives; the module that has it gives itself in."""
+        drawn = self.groups, self.targets, self.overrides, self.structure, self.p
+        return Mask, (None, *drawn, self.k, self._boost, self.rescale, self.flops, self.where)
 
 
-def find_mask(model: nn.Module, name: str = NAME) -> Mask | None:
+def find_mask(module: nn.Module, name: str = NAME) -> Mask | None:
     """Return the mask of a module; a copy of a module gets to know its own here."""
-    mask: Mask | None = vars(model).get(name)
+    mask: Mask | None = vars(module).get(name)
     if mask is not None:
-        mask.belongs_to(model)
+        mask.belongs_to(module)
     return mask
 
 

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.masks.clock import CLOCK
-from mrreg.masks.layer_mask import LayerMask
 from mrreg.masks.mask import Mask, masks_of
 from mrreg.masks.sampling import draw_kept, fill_bits
-from mrreg.module_utils import join, parameter
+from mrreg.module_utils import join
 
-CPU = torch.device("cpu")
 PREFIX = "mask"
 
 
@@ -39,10 +37,10 @@ class Subset:
         """Return True for each of the first `shown` units or entries that is present on the masked steps of a cycle."""
         key = seed, self.index, cycle
         if not self.kind:
-            entries = torch.empty(min(self.units, shown), dtype=torch.int32)
+            entries = torch.empty(min(self.units, shown), dtype=torch.int32, device="cpu")
             return fill_bits(entries, key, 1 - self.present / self.units) != 0
-        present = torch.zeros(self.units, dtype=torch.bool)
-        present[draw_kept(key, int(self.present), self.units, CPU)] = True
+        present = torch.zeros(self.units, dtype=torch.bool, device="cpu")
+        present[draw_kept(key, int(self.present), self.units, present.device)] = True
         return present[:shown]
 
 
@@ -57,15 +55,14 @@ def masks_in(model: nn.Module) -> Iterator[tuple[str, Mask, int]]:
 
 def subsets_of(name: str, mask: Mask, first: int) -> list[Subset]:
     """Return the subsets that a mask draws; `name` is its path, `first` the index of its first draw."""
-    if not isinstance(mask, LayerMask):
-        return [
-            Subset(join(name, group.name), group.kind, group.units, group.kept, index)
-            for index, group in enumerate(mask.groups, first)
-        ]
-    p, found = _probability(mask), {}
-    for index, target in enumerate(mask.targets, first):
+    p = mask.drawn[-1] if mask.drawn else mask.p  # the user may have set another for the next cycle
+    found = {
+        group.name: Subset(join(name, group.name), group.kind, group.units, group.kept, index)
+        for index, group in enumerate(mask.groups, first)
+    }
+    for index, target in enumerate(mask.targets, first + len(found)):
         if target.layout is None:
-            entries = parameter(mask.root(), target.name).numel()
+            entries = mask.tensors[target.name].of(mask.root()).numel()
             found[target.name] = Subset(join(name, target.name), "", entries, (1 - p) * entries, index)
         elif target.group not in found:
             units, layer = target.layout.units, target.name.rpartition(".")[0]
@@ -76,18 +73,8 @@ def subsets_of(name: str, mask: Mask, first: int) -> list[Subset]:
 
 def entries_of(mask: Mask) -> tuple[int, float]:
     """Return the number of entries of the masked parameters, and of those present on a masked step."""
-    total, present = 0, 0.0
-    for name, value in mask.masked_parameters():
-        total, present = (
-            total + value.numel(),
-            present + value.numel() * (mask.tensors[name].share if name in mask.tensors else 1),
-        )
-    return total, present
-
-
-def _probability(mask: LayerMask) -> float:
-    """Return the p of the draw that holds now; the user may have set another for the next cycle."""
-    return float(mask.drawn[-1]) if mask.drawn else mask.p
+    counts = [(value.numel(), mask.tensors[name].share) for name, value in mask.masked_parameters()]
+    return sum(count for count, _ in counts), sum(count * share for count, share in counts)
 
 
 @dataclass(frozen=True)

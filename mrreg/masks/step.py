@@ -11,7 +11,7 @@ from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
 from mrreg.masks.entries import Unwritten
 from mrreg.masks.mask import Mask
-from mrreg.masks.tensors import GatheredTensor
+from mrreg.masks.tensors import MaskedTensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -30,7 +30,7 @@ class Leaf:
         self.leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
-    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: GatheredTensor, step: int) -> None:
+    def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: MaskedTensor, step: int) -> None:
         """Put the kept entries into the place of the parameter."""
         if step != self._step + 1:  # whole state was stepped since: fused optimizers write without telling versions
             self._known.clear()
@@ -138,7 +138,7 @@ class OffLeaf:
             self.parameter.grad = self._gradient
 
 
-Masked = list[tuple[GatheredTensor, Tensor, Mask]]  # thin tensors that are parameters of the optimizer
+Masked = list[tuple[MaskedTensor, Tensor, Mask]]  # thin tensors that are parameters of the optimizer
 
 
 class MaskedStep:
@@ -150,7 +150,7 @@ class MaskedStep:
         self._leaves: dict[int, Leaf] = {}
         self._inside: list[Leaf | OffLeaf] = []
         self._moving: list[
-            tuple[GatheredTensor, Tensor, Tensor, float]
+            tuple[MaskedTensor, Tensor, Tensor, float]
         ] = []  # with values before a joint step, and boost
 
     @property

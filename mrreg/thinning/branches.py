@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from mrreg.masks.blocks import first_input
 from mrreg.masks.groups import Block, BlockCall
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import within
 from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in
 from mrreg.thinning.recorder import summands

@@ -12,8 +12,7 @@ from torch import nn
 from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
 from mrreg.masks.blocks import switched
 from mrreg.masks.groups import Slot, UnitGroup
-from mrreg.masks.install import check_thinnable, install
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks

@@ -44,13 +44,6 @@ def masked_net(structure: Any = "weight", **options: Any) -> nn.Sequential:
     return net
 
 
-def hidden_net() -> nn.Sequential:
-    """One mask over a pair of layers, large enough that compact steps are chosen."""
-    torch.manual_seed(7)
-    pair = nn.Sequential(nn.Linear(64, 65), nn.ReLU(), nn.Linear(65, 64))
-    return nn.Sequential(nn.Linear(6, 64), mrreg.MultirateMask(pair, p=0.4, k=K, structure="hidden")).double()
-
-
 def batch(t: int) -> Tensor:
     return torch.randn(64, 6, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
 

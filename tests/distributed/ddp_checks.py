@@ -23,7 +23,6 @@ from distributed.cases import (
     equal_to_one_process,
     full,
     head,
-    hidden_net,
     masked_and_multirate,
     masked_net,
     plain_net,
@@ -45,7 +44,6 @@ def ddp_masks(rank: int) -> None:
             equal_to_one_process(DDP(masked_net(), **options), masked_net(), make, rank, masks=True)
     for structure in ("input", "output"):
         equal_to_one_process(DDP(masked_net(structure)), masked_net(structure), PLAIN[0], rank, masks=True)
-    equal_to_one_process(DDP(hidden_net()), hidden_net(), PLAIN[0], rank, masks=True)
 
 
 @check

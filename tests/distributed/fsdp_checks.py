@@ -22,7 +22,6 @@ from distributed.cases import (
     check,
     equal_to_one_process,
     full,
-    hidden_net,
     masked_and_multirate,
     masked_net,
     plain_net,
@@ -45,7 +44,6 @@ def fsdp_masks(rank: int) -> None:
             equal_to_one_process(sharded(masked_net(), single), masked_net(), make, rank, masks=True)
     for structure in ("input", "output"):
         equal_to_one_process(sharded(masked_net(structure)), masked_net(structure), PLAIN[1], rank, masks=True)
-    equal_to_one_process(sharded(hidden_net()), hidden_net(), PLAIN[1], rank, masks=True)
     for mesh in ((2, 1), (1, 2)):
         equal_to_one_process(sharded(masked_net(), mesh=mesh), masked_net(), PLAIN[0], rank, masks=True)
 
@@ -177,7 +175,7 @@ def fsdp_masks_of_tied_and_nested_layers(rank: int) -> None:
     def tied() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 6), mrreg.MultirateMask(Tied(), p=0.4, k=K))
 
-    builds: tuple[Callable[[], nn.Module], ...] = (tied, *(partial(Sequence, s) for s in ("weight", "hidden")))
+    builds: tuple[Callable[[], nn.Module], ...] = (tied, *(partial(Sequence, s) for s in ("weight", "output")))
     for build in builds:
         nets = []
         for _ in range(2):

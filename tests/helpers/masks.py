@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 import mrreg
 from mrreg.masks.entries import as_bits
-from mrreg.masks.layer_mask import LayerMask
-from mrreg.masks.mask import LAYER_NAME, find_mask
+from mrreg.masks.mask import Mask
 from mrreg.masks.tensors import ZeroedTensor
 
 
@@ -59,27 +58,18 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range | int) -> list[fl
     ]
 
 
-def of(module: Any) -> LayerMask:
+def of(module: Any) -> Mask:
     """The mask of a module."""
-    mask = find_mask(module, LAYER_NAME)
-    assert isinstance(mask, LayerMask)
-    return mask
+    return mrreg.MultirateMask.of(module)
 
 
 def bits(module: nn.Module) -> dict[str, Tensor]:
     """Minus one where the entries of each masked parameter are present, and zero where absent."""
     mask, found = of(module), {}
     for name, p in mask.masked_parameters() if mask.drawn else ():
-        tensor = mask.tensors.get(name)
-        if tensor is None:
-            found[name] = -torch.ones(p.shape, dtype=torch.int32)
-        elif isinstance(tensor, ZeroedTensor):
-            found[name] = tensor.bits(p)
-        else:
-            ((dim, kept),) = tensor._kept.items()
-            shape = [-1 if each == dim else 1 for each in range(p.dim())]
-            along = torch.zeros(p.shape[dim], dtype=torch.int32).index_fill_(0, kept.cpu(), -1)
-            found[name] = along.view(shape).to(p.device)
+        tensor = mask.tensors[name]
+        assert isinstance(tensor, ZeroedTensor)
+        found[name] = tensor.bits(p)
     return found
 
 

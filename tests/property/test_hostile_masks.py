@@ -111,7 +111,7 @@ def test_masked_and_joint_steps(
             for q, twin, old in zip(mask.parameters(), twins, before, strict=True):
                 entries = slow.get(q, torch.zeros_like(q, dtype=torch.bool))
                 assert torch.equal(as_bits(q.detach())[~entries], as_bits(twin.detach())[~entries])
-                expected = old + mask.boost * (twin.detach() - old)
+                expected = old + of(mask).boost * (twin.detach() - old)
                 close(q.detach()[entries], expected[entries])
 
 

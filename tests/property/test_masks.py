@@ -79,5 +79,5 @@ def test_the_slow_subset_is_a_function_of_seed_position_and_cycle(
         mrreg.attach(optimizer, model)
         for _ in range(2 * cycle):
             train_step(model, optimizer, torch.randn(5, 4))
-        drawn.append([slow for mask in masks(model) if mask.p for _, slow in slow_entries(mask)])
+        drawn.append([slow for mask in masks(model) if of(mask).p for _, slow in slow_entries(mask)])
     assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))

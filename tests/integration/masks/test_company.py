@@ -32,7 +32,8 @@ def test_copies_that_the_class_makes_itself_are_masks() -> None:
     mask = mrreg.MultirateMask(Copying(3, 2), p=0.3)
     for twin in (copy.deepcopy(mask), copy.deepcopy(nn.Sequential(mask))[0], pickle.loads(pickle.dumps(mask))):
         assert isinstance(twin, mrreg.MultirateMask)
-        assert (twin.p, type(mrreg.unwrap(twin))) == (0.3, Copying)
+        assert of(twin).p == 0.3
+        assert type(mrreg.unwrap(twin)) is Copying
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_replicas_of_data_parallel_are_refused() -> None:
     optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
     mrreg.attach(optimizer, mask)
     replica: Any = mask._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-    with pytest.raises(RuntimeError, match=r"nn.DataParallel copies the model.*Use DistributedDataParallel"):
+    with pytest.raises(RuntimeError, match=r"nn.DataParallel copies the module.*Use DistributedDataParallel"):
         replica(torch.ones(2, 6))
 
 

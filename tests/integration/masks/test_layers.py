@@ -203,10 +203,10 @@ def test_rescaled_masks_divide_what_is_kept() -> None:
     (_, slow), *_ = slow_entries(mask)
     x = torch.randn(3, 6, dtype=torch.float64)
     kept = weight.detach().masked_fill(slow, 0) / 0.75
-    assert torch.allclose(mask(x), nn.functional.linear(x, kept, mask.bias), rtol=1e-14)
+    assert torch.allclose(mask(x), nn.functional.linear(x, kept, mask.get_parameter("bias")), rtol=1e-14)
     assert torch.autograd.gradcheck(mask, (x.requires_grad_(),))
     everything, _optimizer = _attached(nn.Linear(6, 5), rescale=True, p=1.0)
-    assert torch.equal(everything(torch.randn(2, 6)), everything.bias.expand(2, 5))
+    assert torch.equal(everything(torch.randn(2, 6)), everything.get_parameter("bias").expand(2, 5))
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

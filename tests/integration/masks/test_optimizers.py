@@ -463,12 +463,13 @@ def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
     mrreg.attach(optimizer, model)
     for t in range(12):
         if t == 5:
-            for mask in masks(model):
-                setattr(mask, name, value)
+            for each in masks(model):
+                setattr(of(each), name, value)
         held = held_bits(model, optimizer) if of(masks(model)[0]).masking else []
         train_step(model, optimizer, batch(t))
         assert all(torch.equal(read(), bits) for read, bits in held)
-    assert of(masks(model)[0]).masking == (masks(model)[0].p > 0 and 12 % masks(model)[0].k < masks(model)[0].k - 1)
+    mask = of(masks(model)[0])
+    assert mask.masking == (mask.p > 0 and 12 % mask.k < mask.k - 1)
 
 
 @pytest.mark.parametrize("structure", ["weight", "output"])
@@ -478,12 +479,12 @@ def test_a_new_p_rescales_from_its_own_masks_on(structure: str) -> None:
     mrreg.attach(optimizer, model)
     before = model(batch(0))
     for mask in masks(model):
-        mask.p = 0.75
+        of(mask).p = 0.75
     assert torch.equal(model(batch(0)), before)
     train(model, optimizer, 1)
-    mask = masks(model)[0]
-    weight = mask.weight * (bits(mask)["weight"] != 0) * 4
-    assert torch.allclose(mask(batch(1)), nn.functional.linear(batch(1), weight, mask.bias), atol=1e-6)
+    layer = model[0]
+    weight = layer.weight * (bits(layer)["weight"] != 0) * 4
+    assert torch.allclose(layer(batch(1)), nn.functional.linear(batch(1), weight, layer.bias), atol=1e-6)
 
 
 def test_boost_may_change_at_any_step() -> None:
@@ -493,7 +494,7 @@ def test_boost_may_change_at_any_step() -> None:
     mrreg.attach(optimizer, model)
     ((weight, slow),) = slow_entries(masks(model)[0])
     train(model, optimizer, 1)
-    masks(model)[0].boost = 5
+    of(masks(model)[0]).boost = 5
     before = weight.detach().clone()
     train(model, optimizer, range(1, 2))
     assert weight.grad is not None

@@ -98,8 +98,8 @@ def test_loading_sets_k() -> None:
     mrreg.attach(optimizer, model)
     mrreg.attach(fresh, other)
     fresh.load_state_dict(optimizer.state_dict())
-    assert [mask.k for mask in masks(other)] == [3, 3]
-    assert [mask.boost for mask in masks(other)] == [3, 3]
+    assert [of(mask).k for mask in masks(other)] == [3, 3]
+    assert [of(mask).boost for mask in masks(other)] == [3, 3]
 
 
 def test_masks_do_not_depend_on_the_random_state() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import batch, bits, masks, mlp, of, plain_mlp, same_bits, train
+from helpers.masks import batch, bits, held_bits, masks, mlp, of, plain_mlp, same_bits, train
 from torch import nn
 
 import mrreg
@@ -31,6 +31,7 @@ class Wrapper(torch.optim.Optimizer):
     ("make", "kind", "says"),
     [
         (lambda m: None, TypeError, "optimizer must be a torch.optim.Optimizer.*got 'NoneType'"),
+        (lambda m: torch.optim.SGD, TypeError, "SGD is a class: give an instance"),
         (lambda m: [], ValueError, "optimizer must be at least one optimizer"),
         (lambda m: m, TypeError, "optimizer must be a torch.optim.Optimizer.*got 'Sequential'"),
         (lambda m: Wrapper(None), TypeError, "optimizer must be a torch.optim.Optimizer.*got 'Wrapper'"),
@@ -42,6 +43,11 @@ class Wrapper(torch.optim.Optimizer):
         ),
         (lambda m: [_sgd(m), m], TypeError, "optimizer must be a torch.optim.Optimizer.*got 'Sequential'"),
         (lambda m: torch.optim.SparseAdam(list(m.parameters())), TypeError, "element-wise, got 'SparseAdam'"),
+        (
+            lambda m: [_sgd(m), torch.optim.Adam(m.parameters())],
+            ValueError,
+            'one for each masked parameter, got "2 that',
+        ),
         (lambda m: _sgd(m[0]), ValueError, "owner of every masked parameter, got \"none for '2.bias', '2.weight'\""),
         (
             lambda m: [torch.optim.SGD([p], lr=0.1) for p in m.parameters()],
@@ -65,7 +71,9 @@ def test_optimizers_that_cannot_drive_are_refused(make: Any, kind: type[Exceptio
 @pytest.mark.parametrize(
     ("model", "seed", "kind", "says"),
     [
-        (None, 0, TypeError, "model must be an nn.Module, or a list of them, got None"),
+        (None, 0, TypeError, "model must be an nn.Module, or a list of them, got 'NoneType'"),
+        (nn.Linear, 0, TypeError, "model must be.*Linear is a class: give an instance"),
+        ((mlp(), {}), 0, TypeError, "model must be an nn.Module, or a list of them, got 'tuple'.*unpack it"),
         (plain_mlp(), 0, ValueError, "model must be a module with a mask, got 'Sequential'"),
         (mlp(), -1, ValueError, "seed must be a whole number, at least 0, got -1"),
         (mlp(), 0.5, TypeError, "seed must be a whole number.*got 0.5"),
@@ -73,7 +81,7 @@ def test_optimizers_that_cannot_drive_are_refused(make: Any, kind: type[Exceptio
     ],
 )
 def test_other_arguments_are_checked(model: Any, seed: Any, kind: type[Exception], says: str) -> None:
-    optimizer = torch.optim.SGD((model or mlp()).parameters(), lr=0.1)
+    optimizer = torch.optim.SGD((model if isinstance(model, nn.Module) else mlp()).parameters(), lr=0.1)
     with pytest.raises(kind, match=f"attach: {says}"):
         mrreg.attach(optimizer, model, seed)
 
@@ -172,7 +180,7 @@ def test_masks_with_several_k_share_the_clock() -> None:
         train(model, optimizer, range(t, t + 1))
     assert phases == [[t % 2 < 1, t % 3 < 2] for t in range(6)]
     optimizer.load_state_dict(optimizer.state_dict())
-    assert [mask.k for mask in masks(model)] == [2, 3]
+    assert [of(mask).k for mask in masks(model)] == [2, 3]
 
 
 def test_the_seed_and_the_position_choose_the_subset() -> None:
@@ -204,12 +212,33 @@ def test_copies_of_optimizer_and_model_go_on_after_attach() -> None:
         assert same_bits(copied, reference)
 
 
-def test_frozen_masks_that_no_optimizer_has_stay_dense() -> None:
-    model = mlp()
+@pytest.mark.parametrize("structure", ["weight", "output"])
+def test_masks_on_layers_that_are_frozen_at_attach_act_once_these_train(structure: Any) -> None:
+    model = mlp(structure=structure)
     model[0].requires_grad_(False)
     optimizer = _sgd(model[2])
     mrreg.attach(optimizer, model)
-    assert [of(mask).masking for mask in masks(model)] == [False, True]
+    train(model, optimizer, 3)
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    train(model, optimizer, range(3, 4))
+    held = held_bits(model[0], optimizer)
+    train(model, optimizer, range(4, 5))
+    assert held
+    assert all(torch.equal(read(), before) for read, before in held)
+
+
+def test_masks_that_no_one_of_several_optimizers_has_are_reported_once_their_layers_train() -> None:
+    model = nn.Sequential(mlp(), mrreg.MultirateMask(nn.Linear(3, 3)))
+    model[1].requires_grad_(False)
+    first, second = _sgd(model[0][0]), _sgd(model[0][2])
+    mrreg.attach([first, second], model)
+    model(batch(0)).sum().backward()
+    model[1].requires_grad_(True)
+    first.add_param_group({"params": list(model[1].parameters())})
+    with pytest.warns(mrreg.NoEffectWarning, match="no optimizer drives this mask") as caught:
+        model(batch(0)).sum().backward()
+    assert caught[0].filename == __file__
 
 
 def test_attached_in_inference_mode() -> None:

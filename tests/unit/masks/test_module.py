@@ -39,7 +39,7 @@ NAN = float("nan")
         ),
         ({"structure": ["weight"]}, TypeError, r"structure must be one of.*got \['weight'\]"),
         ({"structure": None}, TypeError, "structure must be one of.*got None"),
-        ({"rescale": 1}, TypeError, "rescale must be True or False, got 1"),
+        ({"rescale": 1}, TypeError, "rescale must be True or False, got 'int'"),
         ({"parameters": 5}, TypeError, "parameters must be several names, glob patterns or parameters, got 5"),
         ({"parameters": ["wieght"]}, ValueError, "parameters must be.*got 'wieght'. Did you mean 'weight'?"),
         ({"parameters": ["x*"]}, ValueError, r"parameters must be.*got 'x\*'. There is: 'bias', 'weight'"),
@@ -70,7 +70,7 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], kind: type[Ex
     ],
 )
 def test_options_are_checked_when_they_are_changed(name: str, value: Any, kind: type[Exception]) -> None:
-    mask = mrreg.MultirateMask(nn.Linear(3, 2), k=4)
+    mask = of(mrreg.MultirateMask(nn.Linear(3, 2), k=4))
     before = getattr(mask, name)
     with pytest.raises(kind, match=f"MultirateMask: {name} must be"):
         setattr(mask, name, value)
@@ -85,6 +85,9 @@ def test_options_are_checked_when_they_are_changed(name: str, value: Any, kind: 
     ("module", "kind", "says"),
     [
         (torch.relu, TypeError, "module must be an nn.Module"),
+        (nn.Linear, TypeError, r"Linear is a class: give an instance, Linear\(\.\.\.\)"),
+        ((nn.Linear(2, 2), "report"), TypeError, "in a tuple: unpack it"),
+        (nn.DataParallel(nn.Linear(2, 2)), ValueError, "without nn.DataParallel.*Mask the module inside"),
         (nn.ReLU(), ValueError, "module must be a module with a parameter to mask, got 'ReLU'"),
         (nn.LayerNorm((2, 3)), ValueError, "module must be a module with a parameter to mask, got 'LayerNorm'"),
         (nn.LazyLinear(2), RuntimeError, "no shape yet for 'bias', 'weight'. Run one forward first."),
@@ -101,14 +104,16 @@ def test_modules_that_cannot_be_masked_are_refused(module: Any, kind: type[Excep
 
 def test_complex_and_integer_parameters_are_refused_when_asked_for() -> None:
     layer = nn.Linear(2, 2, dtype=torch.complex64)
-    with pytest.raises(ValueError, match="a parameter to mask"):
-        mrreg.MultirateMask(layer)
-    with pytest.raises(TypeError, match=r"weight must be a floating-point parameter, got torch.complex64"):
+    for wanted in (None, ["weight"]):
+        with pytest.raises(TypeError, match=r"weight must be a real.*got torch.complex64. Complex parameters cannot"):
+            mrreg.MultirateMask(nn.Sequential(layer, nn.Linear(2, 2)), parameters=wanted and ["*.weight"])
+    layer.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int32), requires_grad=False)
+    with pytest.raises(TypeError, match=r"weight must be a real floating-point parameter, got torch.int32"):
         mrreg.MultirateMask(layer, parameters=["weight"])
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
-    mask = mrreg.MultirateMask(nn.Linear(3, 2), np.float32(0.5), np.int64(4), boost=np.float64(2))  # type: ignore[arg-type]
+    mask = of(mrreg.MultirateMask(nn.Linear(3, 2), np.float32(0.5), np.int64(4), boost=np.float64(2)))  # type: ignore[arg-type]
     assert (mask.p, mask.k, mask.boost) == (0.5, 4, 2.0)
     assert type(mask.k) is int
 
@@ -131,9 +136,9 @@ def test_which_parameters(wanted: Any, names: list[str]) -> None:
 
 def test_boost_is_k_unless_given() -> None:
     mask = mrreg.MultirateMask(nn.Linear(3, 2), k=4)
-    assert mask.boost == 4
-    assert mrreg.MultirateMask(nn.Linear(3, 2), boost=0.5).boost == 0.5
-    assert "p=0.5, k=4, structure='weight', boost=4, rescale=False" in repr(mask)
+    assert of(mask).boost == 4
+    assert of(mrreg.MultirateMask(nn.Linear(3, 2), boost=0.5)).boost == 0.5
+    assert "p=0.5, structure='weight', k=4, boost=4, rescale=False" in repr(mask)
 
 
 def test_the_module_stays_itself() -> None:
@@ -159,7 +164,7 @@ def test_a_shallow_copy_leaves_the_mask_with_its_original() -> None:
     assert of(model[0]).root() is model[0]
 
 
-def test_attributes_of_the_module_go_before_options_of_that_name() -> None:
+def test_attributes_of_the_module_are_its_own() -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -176,8 +181,15 @@ def test_attributes_of_the_module_go_before_options_of_that_name() -> None:
     module(torch.ones(2, 4)).sum().backward()
     module.p = 8
     assert (module.p, of(module).p, of(module).k, of(module).boost) == (8, 0.5, 3, 3)
-    dropout: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.3)), p=0.5)
-    assert (dropout[1].p, dropout.p) == (0.3, 0.5)
+    with pytest.raises(AttributeError):
+        _ = mrreg.MultirateMask(nn.Linear(2, 2)).p
+
+
+def test_a_module_without_a_mask_has_no_options() -> None:
+    modules: list[Any] = [nn.Linear(2, 2), mrreg.unwrap(mrreg.MultirateMask(nn.Linear(2, 2))), None]
+    for module in modules:
+        with pytest.raises(ValueError, match=r"MultirateMask.of: module must be one with a MultirateMask, got"):
+            mrreg.MultirateMask.of(module)
 
 
 def test_attributes_of_the_module_are_reachable() -> None:
@@ -189,7 +201,7 @@ def test_attributes_of_the_module_are_reachable() -> None:
 
 def test_layers_of_a_container_are_reachable() -> None:
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    mask: Any = mrreg.MultirateMask(layers, structure="hidden")
+    mask: Any = mrreg.MultirateMask(layers)
     assert mask[0] is layers[0]
     assert mask[-1] is layers[2]
     assert list(mask) == list(layers)
@@ -234,7 +246,7 @@ def test_a_layer_that_is_parametrized_inside_its_mask_is_an_error_that_says_what
     if when == "after attach":
         mrreg.attach(optimizer, model)
     nn.utils.parametrizations.weight_norm(masks(model)[0])
-    with pytest.raises(AttributeError, match=r"no parameter 'weight' now\. Parametrize.* first, then wrap it"):
+    with pytest.raises(RuntimeError, match=r"no longer fits: 'weight' is gone\. .*mrreg\.unwrap"):
         model(batch(0)) if when == "after attach" else mrreg.attach(optimizer, model)
 
 
@@ -319,5 +331,5 @@ def test_bits_follow_their_parameters_to_another_type() -> None:
 
 @pytest.mark.parametrize(("structure", "rescaled"), [("weight", False), ("input", True), ("output", True)])
 def test_masks_of_whole_units_are_rescaled_by_default(structure: Any, rescaled: bool) -> None:
-    assert mrreg.MultirateMask(nn.Linear(3, 2), structure=structure).rescale is rescaled
-    assert mrreg.MultirateMask(nn.Linear(3, 2), structure=structure, rescale=not rescaled).rescale is not rescaled
+    assert of(mrreg.MultirateMask(nn.Linear(3, 2), structure=structure)).rescale is rescaled
+    assert of(mrreg.MultirateMask(nn.Linear(3, 2), structure=structure, rescale=not rescaled)).rescale is not rescaled

@@ -170,16 +170,16 @@ def test_a_layer_that_no_longer_fits_is_reported() -> None:
     model, _ = attached()
     model[5] = nn.Linear(9, 3).double()
     with pytest.raises(
-        RuntimeError, match=r"thin: a layer was replaced .*'5\.weight' has \(3, 9\), not 10 in dimension 1"
+        RuntimeError, match=r"thin: the module was changed .*'5\.weight' has \(3, 9\), not 10 in dimension 1"
     ) as e:
         model(batch(0))
-    assert "Call mrreg.unwrap(model), thin and attach again." in str(e.value)
+    assert "call mrreg.unwrap(model), then mask and attach again." in str(e.value)
     assert type(model[0]._parameters) is dict
     assert type(mrreg.unwrap(model)) is nn.Sequential
     model = thin_net()
     model[0], model[1], model[3] = nn.Linear(6, 9).double(), nn.Identity(), nn.Linear(9, 10).double()
     with pytest.raises(
-        RuntimeError, match=r"thin: a layer was replaced .*'0\.weight' has \(9, 6\).*'1\.weight' is gone"
+        RuntimeError, match=r"thin: the module was changed .*'0\.weight' has \(9, 6\).*'1\.weight' is gone"
     ):
         mrreg.attach(ADAM(model.parameters()), model)
 
