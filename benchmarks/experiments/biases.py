@@ -90,7 +90,7 @@ def _block(before: int, after: int, stride: int) -> BasicBlock:
 
 def optimizer(method: Method, net: nn.Module, momentum: float) -> Optimizer:
     if method.multirate:
-        return mrreg.MultirateSGD(mrreg.biases(net, layers="fc"), lr=LR, k=K, momentum=momentum)
+        return mrreg.MultirateSGD(mrreg.biases(net, layers="fc"), lr=LR, k=K, momentum=momentum, model=net)
     return SGD(net.parameters(), lr=LR, momentum=momentum)
 
 

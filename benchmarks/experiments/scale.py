@@ -120,7 +120,7 @@ def trainer(method: str, config: ScaleConfig, device: torch.device) -> Callable[
     optimizer: torch.optim.Optimizer = (
         torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
         if method == SGD
-        else mrreg.MultirateSGD(mrreg.split(parallel, fast=model[-1]), lr=LR, k=config.k, momentum=0.9)
+        else mrreg.MultirateSGD(mrreg.split(parallel, fast=model[-1]), lr=LR, k=config.k, momentum=0.9, model=parallel)
     )
     x = torch.randn(config.batch, config.width, device=device)
     y = torch.randint(10, (config.batch,), device=device)

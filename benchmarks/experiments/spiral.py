@@ -100,7 +100,9 @@ def accuracy(networks: nn.Module, points: Iterable[Batch]) -> list[float]:
 
 def _slow(layers: str | None = None, momentum: float = 0.0, **options: Any) -> Callable[[Networks], Optimizer]:
     """Put the biases of all layers, or of one, on the slow time scale."""
-    return lambda nets: mrreg.MultirateSGD(mrreg.biases(nets, layers), lr=H, k=K, momentum=momentum, **options)
+    return lambda nets: mrreg.MultirateSGD(
+        mrreg.biases(nets, layers), lr=H, k=K, momentum=momentum, model=nets, **options
+    )
 
 
 def _larger_rate(nets: Networks) -> Optimizer:

@@ -10,15 +10,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mrreg.errors import check_int, invalid_argument
+from mrreg.errors import check, check_int
 from mrreg.optim.checks import GRADIENTS, SLOW_LR, check_periods
 from mrreg.optim.clock import INITIAL_CLOCK, Group, initial_clock
-from mrreg.optim.part import BUFFER, DIRECTION, GATHERED, direction_of
+from mrreg.optim.part import BUFFER, BUFFERED, DIRECTION, GATHERED, State
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
 FIXED = ("period", "initial_period", "phase", "gradient", "drift", "slow_lr")  # a base's own state lacks them
 LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1, "phase": 0}
-SAVED = "the state_dict() of an optimizer"
 REBUILD = "Build the same parts before loading."
 
 Layout = list[list[Tensor]]  # the parameters of each group, in order
@@ -37,38 +36,37 @@ def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: C
 
 
 def fitted(
-    where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], layouts: Iterable[Layout]
+    where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], state: State, layouts: Iterable[Layout]
 ) -> dict[str, Any]:
     """Return a saved state with the groups of an optimizer, complete, or refuse it."""
     check_form(where, saved)
     saved = _divided_as(groups, saved, layouts)
-    if len(saved["param_groups"]) != len(groups):
-        rule = f"saved with {len(groups)} parameter groups"
-        raise invalid_argument(ValueError, where, "state_dict", rule, len(saved["param_groups"]), REBUILD)
+    count, rule = len(saved["param_groups"]), f"saved with {len(groups)} parameter groups"
+    check(count == len(groups), where, "state_dict", rule, count, REBUILD)
     owners = [base for base in bases for _ in base.param_groups]
     merged = []
     for i, (base, current, group) in enumerate(zip(owners, groups, saved["param_groups"], strict=True)):
         argument = f"state_dict['param_groups'][{i}]"
         _check_group(where, argument, current, group)
         merged.append(_missing_options(current, group) | group)
-        states = [saved["state"].get(key) or {} for key in group["params"]]
-        _check_state(where, argument, base, current, merged[-1], states)
+        for p, key in zip(current["params"], group["params"], strict=True):
+            _check_state(where, argument, base, p, saved["state"].get(key) or {}, state.get(p))
     _check_clock(where, merged)
-    state = {key: each for key, each in saved["state"].items() if STATELESS not in each}
-    return {**saved, "state": state, "param_groups": merged}
+    kept = {key: each for key, each in saved["state"].items() if STATELESS not in each}
+    return {**saved, "state": kept, "param_groups": merged}
 
 
 def check_form(where: str, saved: Any) -> None:
-    """Refuse what has not the form of a state dict."""
-    if not isinstance(saved, dict):
-        raise invalid_argument(TypeError, where, "state_dict", SAVED, type(saved).__name__)
+    """Refuse what is no saved state at all."""
+    rule = "the state_dict() of an optimizer"
+    check(isinstance(saved, dict), where, "state_dict", rule, type(saved).__name__, kind=TypeError)
     for key, kind in (("state", Mapping), ("param_groups", list)):
-        if not isinstance(saved.get(key), kind):
-            raise invalid_argument(ValueError, where, "state_dict", SAVED, f"nothing usable under {key!r}")
-    if not all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in saved["param_groups"]):
-        raise invalid_argument(ValueError, where, "state_dict", SAVED, "a parameter group without 'params'")
-    if words := [each for each in saved["state"].values() if not isinstance(each, Mapping)]:
-        raise invalid_argument(ValueError, where, "state_dict", SAVED, f"{words[0]!r} as the state of a parameter")
+        check(isinstance(saved.get(key), kind), where, "state_dict", rule, f"nothing usable under {key!r}")
+    for group in saved["param_groups"]:
+        has_params = isinstance(group, Mapping) and isinstance(group.get("params"), list)
+        check(has_params, where, "state_dict", rule, "a parameter group without 'params'")
+    for each in saved["state"].values():
+        check(isinstance(each, Mapping), where, "state_dict", rule, f"{each!r} as the state of a parameter")
 
 
 def _divided_as(groups: list[Group], saved: dict[str, Any], layouts: Iterable[Layout]) -> dict[str, Any]:
@@ -105,60 +103,39 @@ def _missing_options(current: Group, saved: Group) -> Group:
 def _check_group(where: str, argument: str, current: Group, saved: Group) -> None:
     """Refuse other parts than those at construction, and options of another optimizer."""
     sizes = len(current["params"]), len(saved["params"])
-    if sizes[0] != sizes[1]:
-        raise invalid_argument(ValueError, where, argument, f"saved with {sizes[0]} parameters", sizes[1])
+    check(sizes[0] == sizes[1], where, argument, f"saved with {sizes[0]} parameters", sizes[1])
     for key, least in LEAST.items():
         if key in saved:
             check_int(where, f"{argument}[{key!r}]", saved[key], least)
-    period = saved.get("initial_period", saved.get("period", current["initial_period"]))
-    if period != current["initial_period"]:
-        remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
-        rule = f"saved with period {current['initial_period']}"
-        raise invalid_argument(ValueError, where, argument, rule, period, remedy)
+    own = current["initial_period"]
+    period = saved.get("initial_period", saved.get("period", own))
+    remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
+    check(period == own, where, argument, f"saved with period {own}", period, remedy)
     for key in ("phase", "drift"):
-        if saved.get(key, current[key]) != current[key]:
-            raise invalid_argument(ValueError, where, argument, f"saved with {key}={current[key]}", saved[key], REBUILD)
+        value = saved.get(key, current[key])
+        check(value == current[key], where, argument, f"saved with {key}={current[key]}", value, REBUILD)
     for key, words in (("gradient", GRADIENTS), ("slow_lr", SLOW_LR)):
-        if saved.get(key, current[key]) not in words:
-            raise invalid_argument(ValueError, where, f"{argument}[{key!r}]", f"one of {words}", saved[key])
+        word = saved.get(key, current[key])
+        check(word in words, where, f"{argument}[{key!r}]", f"one of {words}", word)
 
 
 def _check_clock(where: str, groups: list[Group]) -> None:
     """Refuse several clocks, one outside a group's cycle, and periods that do not fit."""
     clocks = [group["clock"] for group in groups]
-    if clocks.count(clocks[0]) < len(clocks):
-        raise invalid_argument(ValueError, where, "state_dict", "saved by one optimizer, with one clock", clocks)
+    check(len(set(clocks)) == 1, where, "state_dict", "saved by one optimizer, with one clock", clocks)
     for i, group in enumerate(groups):
-        if not group["last_sync"] < group["clock"] <= group["next_sync"]:
-            found = {key: group[key] for key in INITIAL_CLOCK}
-            rule = "saved between its last and its next sync step"
-            raise invalid_argument(ValueError, where, f"state_dict['param_groups'][{i}]", rule, found)
+        inside, found = group["last_sync"] < group["clock"] <= group["next_sync"], {k: group[k] for k in INITIAL_CLOCK}
+        rule = "saved between its last and its next sync step"
+        check(inside, where, f"state_dict['param_groups'][{i}]", rule, found)
     check_periods(where, groups)
 
 
-def _check_state(
-    where: str, argument: str, base: Optimizer, current: Group, saved: Group, states: list[Mapping[str, Any]]
-) -> None:
-    """Refuse state of another model, and parameters that were moving without their direction."""
-    for p, param_state in zip(current["params"], states, strict=True):
-        for key, value in param_state.items():
-            same_rank = isinstance(value, Tensor) and value.dim() == p.dim()
-            if key in (BUFFER, DIRECTION, GATHERED) or (same_rank and not _broadcasts(value, p)):
-                shape = getattr(value, "shape", None)
-                if value is not None and shape != p.shape:
-                    rule = f"saved with {key} of shape {tuple(p.shape)}"
-                    found = value if shape is None else tuple(shape)
-                    raise invalid_argument(ValueError, where, argument, rule, found, "The model differs.")
-    found = sum(direction_of(base, each) is not None for each in states)
-    if saved["drift"] and found < saved["moving"]:
-        remedy = (
-            "torch's set_state_dict drops the state of parameters that do not require gradients at that moment: load "
-            "into a newly built optimizer, or call close() on this one first."
-        )
-        rule = f"saved with the state of {saved['moving']} moving parameters"
-        raise invalid_argument(ValueError, where, argument, rule, found, remedy)
-
-
-def _broadcasts(value: Tensor, p: Tensor) -> bool:
-    """Return True if a tensor may be a factor of something in a parameter's shape, such as rows of Adafactor."""
-    return all(size in (1, whole) for size, whole in zip(value.shape, p.shape, strict=True))
+def _check_state(where: str, argument: str, base: Optimizer, p: Tensor, saved: Mapping[str, Any], live: object) -> None:
+    """Refuse state of another model, where its shape is known: what is ours, and what has the parameter's shape now."""
+    known = {DIRECTION, GATHERED, *([BUFFER] if type(base) in BUFFERED else [])}
+    for key, value in saved.items():
+        now = live.get(key) if isinstance(live, Mapping) else None
+        shape = getattr(value, "shape", None)
+        if value is not None and (key in known or getattr(now, "shape", None) == p.shape):
+            rule, found = f"saved with {key} of shape {tuple(p.shape)}", value if shape is None else tuple(shape)
+            check(shape == p.shape, where, argument, rule, found, "The model differs.")

@@ -2,7 +2,7 @@
 
 "clock" counts completed steps; "last_sync" and "next_sync" are the steps of a group's last and next gradient; "period"
 is the distance that the user wants, read at sync steps, and "initial_period" the one at construction; "phase" is the
-step of the first gradient; "moving" counts the parameters that have a direction to drift along.
+step of the first gradient.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from mrreg.distributed.sharding import any_nonzero
 
 Group = dict[str, Any]
 
-INITIAL_CLOCK = {"clock": 0, "last_sync": -1, "next_sync": 0, "moving": 0}
+INITIAL_CLOCK = {"clock": 0, "last_sync": -1, "next_sync": 0}
 
 
 def initial_clock(phase: int) -> dict[str, int]:
@@ -61,6 +61,15 @@ def lr_per_step(group: Group) -> float:
     """Return the step size of a group at one step."""
     lr = float(group["lr"])
     return lr / cycle_length(group) if group["slow_lr"] == "per_gradient" else lr
+
+
+def has_gradient(groups: list[Group]) -> bool:
+    """Return True if any parameter has a gradient."""
+    for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one
+        for p in group["params"]:
+            if p.grad is not None:
+                return True
+    return False
 
 
 def asks_for_state_only(groups: list[Group]) -> bool:

@@ -1,15 +1,12 @@
 """`requires_grad` of parameters that are not due: off where their gradient would be computed for nothing.
 
-With a model it is off from a training forward to the end of its step, so that whatever other code reads or writes in
-between (averages, checkpoints, copies, other optimizers) finds the flags of the user: they are "at rest". Without one,
-or where its forwards cannot be seen, it is off from one step to the next, and "visible".
-
-Only what is on is switched off, and only that is switched on again: what the user froze stays frozen.
+It is off from a training forward of the model to the end of its step, so that whatever other code reads or writes in
+between (averages, checkpoints, copies, other optimizers) finds the flags of the user. Only what is on is switched off,
+and only that is switched on again: what the user froze stays frozen.
 """
 
 import contextlib
 import functools
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,8 +17,9 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mrreg.errors import NoEffectWarning, invalid_argument
-from mrreg.optim.clock import Group, is_due
+from mrreg.distributed.checks import DDP, check_wrapper, wrapper_of_this_forward
+from mrreg.errors import check, check_type, warn
+from mrreg.optim.clock import Group, has_gradient, is_due
 
 _living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
 
@@ -32,34 +30,30 @@ def is_switched(group: Group) -> bool:
 
 
 class Flags:
-    """Switches `requires_grad` of the parameters of one optimizer; those of older ones let go of what it takes.
+    """Switches `requires_grad` of the parameters of one optimizer; those of older ones let go of what it takes."""
 
-    Args:
-        where: The optimizer, for messages.
-        groups: Its groups.
-        model: Whose forwards begin a step; None makes flags visible.
-        off: In a copy of an optimizer, the parameters that were off in the original.
-    """
-
-    def __init__(self, where: str, groups: list[Group], model: nn.Module | None, off: Iterable[Tensor] = ()) -> None:
+    def __init__(self, where: str, groups: list[Group], model: nn.Module | None) -> None:
         self._where = where
         self._ours = {p for group in groups for p in group["params"]}
         for older in list(_living):
             older.let_go(self._ours)
-        self.at_rest = model is not None
-        self._off = set(off)
-        self._waiting: list[Tensor] = []  # of parts that are not due at the next step
+        self._off: set[Tensor] = set()
+        self._wanted: list[Group] = []  # groups that need a gradient at the next step
+        self._waiting: list[Group] = []  # and those that do not
         self._enabled = True
         self._seen = self._seen_training = self._opens_in_eval = False  # forwards since the last step
-        self._has_warned = False
-        self._hooks = [] if model is None else hook_forwards(self, model, set(self.switched(groups)))
+        self._had_gradient = False  # in a part that is due, when the flags were switched off
+        self._is_stuck = False  # nothing that is due requires a gradient
+        self._warned: set[str] = set()
+        self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
+        self._hooks = [] if model is None else hook_forwards(self, model, groups)
         _living.add(self)
         _watch_other_optimizers()
         self.schedule(groups)
 
     def __del__(self) -> None:
         """Give everything back when the optimizer is gone."""
-        self._show()
+        self.show()
         for hook in self._hooks:
             hook.remove()
 
@@ -72,55 +66,57 @@ class Flags:
         """Return True if the user trains a parameter, though its gradient may not be wanted now."""
         return p.requires_grad or p in self._off
 
-    def switched(self, groups: list[Group]) -> Iterator[Tensor]:
-        """Yield the parameters that are without a gradient between sync steps."""
-        return (p for group in groups if is_switched(group) for p in group["params"] if self.trains(p))
-
     def schedule(self, groups: list[Group]) -> None:
         """Prepare for the next step."""
-        self._enabled = True
-        self._waiting = [p for group in groups if group["gradient"] == "sync" and not is_due(group)
-                         for p in group["params"]]  # fmt: skip
-        if not self.at_rest:
-            self._show(self._off.difference(self._waiting))
-            self._hide()
+        self._enabled, self._is_stuck = True, False
+        self._wanted = [group for group in groups if group["gradient"] != "sync" or is_due(group)]
+        self._waiting = [group for group in groups if group["gradient"] == "sync" and not is_due(group)]
 
     @_disable_dynamo
     def forward_begins(self, training: bool) -> None:
         """Switch off, at the first training forward of a step, what its backward pass must not reach."""
         self._seen = True
         self._seen_training |= training
-        if self.at_rest and self._enabled and (training or self._opens_in_eval) and not self.off:
-            self._show()
-            self._hide()
+        if wrapper := wrapper_of_this_forward():
+            self._wrappers.add(wrapper)
+        if not self._waiting or not self._enabled or not (training or self._opens_in_eval) or self.off:
+            return
+        self.show()
+        self._had_gradient = has_gradient(self._wanted)
+        self._is_stuck = not any(p.requires_grad for group in self._wanted for p in group["params"])
+        if not self._is_stuck:  # else the loss could not be differentiated
+            self._hide(p for group in self._waiting for p in group["params"])
 
     def step_begins(self, groups: list[Group]) -> None:
-        """Warn where gradients were computed for nothing; if no forward was seen, flags are visible from now on."""
-        seen = self._seen
-        self._opens_in_eval |= seen and not self._seen_training  # as with frozen BatchNorm
-        self._seen = self._seen_training = False
-        if not self.at_rest and self._enabled:
-            if count := sum(p.requires_grad for p in self._waiting if p in self._ours):
-                self._warn_once(
-                    f"requires_grad of {count} parameters was switched on between two gradients of their part, and "
-                    "computing these gradients cost time for nothing; give the optimizer the model to avoid this"
-                )
-        elif self.at_rest and not seen and any(map(is_switched, groups)):
-            self.at_rest = False  # the hooks stay, since compiled graphs depend on them
+        """Refuse a wrapper that does not fit, and warn where gradients were computed for nothing."""
+        switches = any(map(is_switched, groups))
+        for wrapper in self._wrappers:
+            check_wrapper(self._where, wrapper, switches, self.trains)
+        if switches and not self._seen:
             self._warn_once(
-                "no forward of the model was seen before this step, as happens when it is compiled in place or its "
-                "inner parts are called by hand; from now on slow parameters have requires_grad=False between steps"
+                "no forward of the model was seen before this step, so it saved no time, as happens where the model is "
+                "compiled as a whole, where its inner parts are called by hand, and in a copy of an optimizer"
             )
+        if self._seen and self._is_stuck:
+            self._warn_once(
+                "all parameters that are due are frozen, so slow ones get gradients at every step and use those of "
+                "every k-th; build an optimizer with period 1 for what trains alone"
+            )
+        self._opens_in_eval |= self._seen and not self._seen_training  # as with frozen BatchNorm
+        self._seen = self._seen_training = False
 
-    def step_ends(self) -> None:
-        """Give the flags back where other code must not see them."""
-        if self.at_rest:
-            self._show()
+    def zero_grad_begins(self) -> None:
+        """Give the flags back after a step that was left out, as a gradient scaler does.
+
+        Where `zero_grad` is called between forward and backward, there are no new gradients of parts that are due.
+        """
+        if self._off and not self._had_gradient and has_gradient(self._wanted):
+            self.show()
 
     def close(self) -> None:
         """Give the flags back and leave them alone until the next step."""
         self._enabled = False
-        self._show()
+        self.show()
 
     @contextlib.contextmanager
     def all_trainable(self) -> Iterator[None]:
@@ -135,24 +131,25 @@ class Flags:
 
     def let_go(self, params: set[Tensor]) -> None:
         """Give parameters back for good."""
-        self._show(params)
+        self.show(params)
         self._ours -= params
 
-    def _show(self, params: Iterable[Tensor] | None = None) -> None:
+    def show(self, params: Iterable[Tensor] | None = None) -> None:
+        """Give the flags back."""
         for p in self._off.copy() if params is None else self._off.intersection(params):
             p.requires_grad = True
             self._off.discard(p)
 
-    def _hide(self, params: Iterable[Tensor] | None = None) -> None:
-        for p in self._waiting if params is None else params:
-            if p.requires_grad and p in self._ours and p not in self._off:
+    def _hide(self, params: Iterable[Tensor]) -> None:
+        for p in params:
+            if p.requires_grad and p in self._ours:
                 p.requires_grad = False  # not the method, which raises inside torch.func's transforms
                 self._off.add(p)
 
     def _warn_once(self, problem: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            warnings.warn(f"{self._where}.step: {problem}.", NoEffectWarning, stacklevel=7)
+        if problem not in self._warned:
+            self._warned.add(problem)
+            warn(f"{self._where}.step: {problem}.")
 
 
 @functools.cache
@@ -173,7 +170,7 @@ def _give_back(optimizer: Optimizer, *_: object) -> None:
                 f"{type(optimizer).__name__}.step: {count} parameters get no gradient, since a Multirate that still "
                 "exists has switched them off between two of their gradients. It leaves them alone from now on."
             )
-            warnings.warn(message, NoEffectWarning, stacklevel=3)
+            warn(message)
 
 
 class ForwardHook:
@@ -205,8 +202,9 @@ class ForwardHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def hook_forwards(flags: Flags, model: nn.Module, slow: set[Tensor]) -> list[Any]:
-    """Hook the model and its direct children with slow parameters, which trainers call as `self.net(x)`."""
+def hook_forwards(flags: Flags, model: nn.Module, groups: list[Group]) -> list[Any]:
+    """Hook the model and its direct children with slow parameters, frozen or not: trainers call `self.net(x)`."""
+    slow = {p for group in groups if is_switched(group) for p in group["params"]}
     hooked, children = [model], list(model.children())
     while children:
         child = children.pop()
@@ -218,12 +216,12 @@ def hook_forwards(flags: Flags, model: nn.Module, slow: set[Tensor]) -> list[Any
     return [module.register_forward_pre_hook(hook, prepend=True) for module in hooked]
 
 
-def check_model(where: str, model: object, slow: Iterable[Tensor]) -> None:
+def check_model(where: str, model: object, slow: Iterable[Tensor]) -> nn.Module:
     """Refuse a model whose forwards do not tell about all slow parameters."""
-    if not isinstance(model, nn.Module):
-        raise invalid_argument(TypeError, where, "model", "an nn.Module", type(model).__name__)
-    known = set(model.parameters())
-    if missing := [p for p in slow if p not in known]:
-        rule = "the module that holds all slow parameters"
-        found = f"one without {len(missing)} of them"
-        raise invalid_argument(ValueError, where, "model", rule, found, "Give their common parent.")
+    remedy = "Give it as model=, or to MultirateSGD as params: its forwards say when no slow gradient is needed."
+    module = check_type(where, "model", model, nn.Module, "the nn.Module with all slow parameters", remedy)
+    known = set(module.parameters())
+    missing = sum(p not in known for p in slow)
+    rule, found = "the module that holds all slow parameters", f"one without {missing} of them"
+    check(not missing, where, "model", rule, found, "Give their common parent.")
+    return module

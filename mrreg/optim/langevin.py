@@ -1,5 +1,6 @@
 """SGD with momentum and noise: Langevin dynamics at a chosen temperature."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, overload
@@ -80,17 +81,16 @@ class LangevinSGD(torch.optim.Optimizer):
         foreach: bool | None = None,
         seed: int = 0,
     ) -> None:
-        defaults = {
+        defaults: dict[str, Any] = {
             "lr": lr,
             "momentum": momentum,
             "temperature": temperature,
             "weight_decay": weight_decay,
-            "maximize": maximize,
-            "foreach": foreach,
-            "differentiable": False,  # torch puts it into the defaults of a copy, and from there it would reach groups
-            "noise_seed": seed,
-            "noise_steps": 0,
         }
+        defaults |= {"maximize": maximize, "foreach": foreach, "noise_seed": seed, "noise_steps": 0}
+        defaults["differentiable"] = (
+            False  # torch puts it into the defaults of a copy, and from there it reaches groups
+        )
         super().__init__(params, _checked(defaults))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -123,30 +123,19 @@ class LangevinSGD(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for index, group in enumerate(self.param_groups):
-            if params := [p for p in group["params"] if p.grad is not None]:
-                self._move(params, _forces(index, group, params), group)
-        return loss
-
-    def _move(self, params: list[Tensor], forces: list[Tensor], group: dict[str, Any]) -> None:
-        """Make torch's own update, so that nothing differs from `torch.optim.SGD` but the force."""
-        has_momentum = group["momentum"] != 0
-        buffers = [self.state[p].get("momentum_buffer") if has_momentum else None for p in params]
-        sgd(
-            params,
-            forces,
-            buffers,
-            has_sparse_grad=any(force.is_sparse for force in forces),
-            foreach=group["foreach"],
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=group["maximize"],
-        )
-        if has_momentum:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            forces, has_momentum = _forces(index, group, params), group["momentum"] != 0
+            buffers = [self.state[p].get("momentum_buffer") if has_momentum else None for p in params]
+            options = {key: group[key] for key in ("foreach", "weight_decay", "momentum", "lr", "maximize")}
+            is_sparse = any(force.is_sparse for force in forces)
+            # torch's own update: nothing differs from `torch.optim.SGD` but the force
+            sgd(params, forces, buffers, has_sparse_grad=is_sparse, dampening=0.0, nesterov=False, **options)
             for p, buffer in zip(params, buffers, strict=True):
-                self.state[p]["momentum_buffer"] = buffer
+                if has_momentum:
+                    self.state[p]["momentum_buffer"] = buffer
+        return loss
 
 
 def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
@@ -178,12 +167,15 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group with its numbers checked and as Python's own."""
     checked = dict(options)
-    for name in ("lr", "momentum", "temperature", "weight_decay"):
-        rule, below = ("in [0, 1)", 1) if name == "momentum" else ("finite and at least 0", math.inf)
-        value = options[name]
-        plain = check_number(WHERE, name, value.item() if isinstance(value, Tensor) else value, rule,
-                             lambda x, below=below: 0 <= x < below)  # fmt: skip
+    for name, below in (("lr", math.inf), ("momentum", 1.0), ("temperature", math.inf), ("weight_decay", math.inf)):
+        value, rule = options[name], "in [0, 1)" if name == "momentum" else "finite and at least 0"
+        number = value.item() if isinstance(value, Tensor) else value
+        plain = check_number(WHERE, name, number, rule, functools.partial(_is_within, below))
         checked[name] = value if isinstance(value, Tensor) else plain
     for name, argument in (("noise_seed", "seed"), ("noise_steps", "noise_steps")):
         checked[name] = check_int(WHERE, argument, options[name], 0)
     return checked
+
+
+def _is_within(below: float, number: float) -> bool:
+    return 0 <= number < below

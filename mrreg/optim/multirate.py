@@ -1,6 +1,5 @@
 """The engine: an ordinary torch optimizer whose parts train at different rates."""
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, overload
@@ -11,13 +10,21 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from mrreg.distributed.checks import DDPGuard
-from mrreg.errors import NoEffectWarning, invalid_argument, invalid_state
+from mrreg.distributed.checks import check_model as check_wrappers
+from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim import checkpoint
-from mrreg.optim.checks import check_gradients, check_parts, check_periods, check_phases, initial_groups
-from mrreg.optim.clock import Group, asks_for_state_only, describe_position, is_due, lr_per_step, next_syncs
-from mrreg.optim.diagnostics import MissingGradientDetector, UnscheduledGroupDetector, has_gradient
-from mrreg.optim.flags import Flags, check_model
+from mrreg.optim.checks import check_parts, check_periods, initial_groups
+from mrreg.optim.clock import (
+    Group,
+    asks_for_state_only,
+    describe_position,
+    has_gradient,
+    is_due,
+    lr_per_step,
+    next_syncs,
+)
+from mrreg.optim.diagnostics import Diagnostics
+from mrreg.optim.flags import Flags, check_model, is_switched
 from mrreg.optim.metrics import collect_metrics
 from mrreg.optim.part import Part, rebuild, state_for_bases
 
@@ -46,16 +53,18 @@ class Multirate(Optimizer):
             over all steps since its last update, which saves no time and needs one more tensor per slow parameter.
         phase: Step of a part's first gradient, one number or one per part: it is due if t mod K == phase mod K. A
             group's own "phase" takes precedence. With `gradient="sum"`, K - 1 updates after every K gradients.
-        model: The module whose training forwards begin a step; it holds all parameters with a period above 1.
+        model: The module that holds all parameters of slow parts, and whose training forwards begin a step: from there
+            to the end of `step` parameters that are not due have requires_grad=False. Needed where a slow part takes
+            the gradient of its own step.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong kind, or the model is missing.
         ValueError: If a parameter is in two parts, periods do not fit, or an optimizer cannot be a part.
         RuntimeError: If the model is in a DistributedDataParallel that waits for the gradients of all parameters.
 
     Warns:
-        NoEffectWarning: Once, if fast parameters get no gradient between sync steps; if no forward of the model is
-            seen before a step; without a model, if other code switches `requires_grad` on between two gradients.
+        NoEffectWarning: Once, if fast parameters get no gradient between sync steps, or no forward of the model is
+            seen before a step, which then saves no time.
 
     Example:
         >>> import mrreg
@@ -78,18 +87,11 @@ class Multirate(Optimizer):
         >>> optimizer.due
         (True, False, False)
         >>> optimizer
-        Multirate (drift=True, 7 steps done, flags at rest
+        Multirate (drift=True, 7 steps done
           part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.001, due
           part 1: SGD, period 5, 2 tensors, 72 parameters, lr 0.001, 2 of 5
           part 2: SGD, period 25, 2 tensors, 40 parameters, lr 0.001, 7 of 25
         )
-
-    Note:
-        With `model`, parameters that are not due have requires_grad=False only from a training forward to the end of
-        `step` ("flags at rest"). Without it, or where its forwards are not seen (compiled in place, inner parts called
-        by hand), they have it between steps too ("flags visible"), and code that selects parameters by `requires_grad`
-        leaves them out: call `close()` first, or use `all_trainable()`. A slow part that you freeze drifts until its
-        next sync step and then rests.
 
     Note:
         The clock counts the calls of `step` that find a gradient and are not skipped by a gradient scaler. A group's
@@ -111,12 +113,11 @@ class Multirate(Optimizer):
     ) -> None:
         where = type(self).__name__
         pairs = check_parts(where, parts)
-        if not isinstance(drift, bool):
-            raise invalid_argument(TypeError, where, "drift", "True or False", drift)
-        gradients, phases = check_gradients(where, gradient, len(pairs)), check_phases(where, phase, len(pairs))
-        entries = initial_groups(where, pairs, gradients, phases, drift)
-        if model is not None:
-            check_model(where, model, [p for group, added in entries if added["period"] > 1 for p in group["params"]])
+        entries = initial_groups(where, pairs, gradient, phase, drift)
+        slow = [p for group, added in entries if is_switched(added) for p in group["params"]]
+        if slow or model is not None:
+            model = check_model(where, model, slow)
+            check_wrappers(where, model, switches=bool(slow))
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
         for group, added in entries:
@@ -128,15 +129,12 @@ class Multirate(Optimizer):
         self._layouts: list[checkpoint.Layout] = [] if model is None else [[list(model.parameters())]]
         self._begin(bases, model)
 
-    def _begin(self, bases: list[Optimizer], model: nn.Module | None = None, off: Iterable[torch.Tensor] = ()) -> None:
+    def _begin(self, bases: list[Optimizer], model: nn.Module | None = None) -> None:
         """Set up the attributes that are not saved."""
-        where, groups = type(self).__name__, self.param_groups
         self._bases = [Part(base, self.state, self._drift) for base in bases]
-        self._flags = Flags(where, groups, model, off)
-        self._ddp_guard = DDPGuard(where, groups, self._flags.switched(groups))
-        self._detectors = MissingGradientDetector(), UnscheduledGroupDetector(groups)
+        self._flags = Flags(type(self).__name__, self.param_groups, model)
+        self._diagnostics = Diagnostics(self.param_groups)
         self._periods: list[int] = []  # that were checked last
-        self._is_first_step = True
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -152,18 +150,26 @@ class Multirate(Optimizer):
             closure: Recomputes the loss and its gradients, and returns the loss; called once.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         try:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
             with torch.no_grad():
                 if self._counts():
-                    self._flags.step_begins(self.param_groups)
                     self._advance()
                     self._flags.schedule(self.param_groups)
         finally:
-            self._flags.step_ends()
+            self._flags.show()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as torch does, and end a step that was left out after its backward pass.
+
+        Args:
+            set_to_none: Set them to None instead of zero.
+        """
+        self._flags.zero_grad_begins()
+        super().zero_grad(set_to_none)
 
     def _counts(self) -> bool:
         """Return True if a call is a step. One that torch makes only to create state creates it, and is none."""
@@ -171,7 +177,7 @@ class Multirate(Optimizer):
         if found_inf is not None and float(found_inf) != 0:
             return False
         if not has_gradient(self.param_groups):
-            self._warn(self._detectors[0].check_idle_call(self.param_groups))
+            self._diagnostics.idle_call(type(self).__name__, self.param_groups)
             return False
         if asks_for_state_only(self.param_groups):
             for part in self._bases:
@@ -189,12 +195,8 @@ class Multirate(Optimizer):
         now = groups[0]["clock"]
         due = [group for group in groups if is_due(group)]
         ends = next_syncs(groups, due, now)
-        if self._is_first_step:
-            self._ddp_guard.find_wrappers(groups, self._flags.switched(groups))
-            self._is_first_step = False
-        self._ddp_guard.check_gradients(due)
-        for problem in (self._detectors[0].check_step(groups, due), self._detectors[1].check(groups)):
-            self._warn(problem)
+        self._flags.step_begins(groups)
+        self._diagnostics.step(where, groups, due)
         for part in self._bases:
             part.advance(self.state, ends, now)
         for group in due:
@@ -210,10 +212,6 @@ class Multirate(Optimizer):
             for group in self.param_groups:
                 group["period"] = int(group["period"])  # NumPy's could not be loaded with weights_only=True
             self._periods = periods
-
-    def _warn(self, problem: str) -> None:
-        if problem:
-            warnings.warn(f"{type(self).__name__}: {problem}.", NoEffectWarning, stacklevel=7)
 
     @property
     def due(self) -> tuple[bool, ...]:
@@ -235,8 +233,7 @@ class Multirate(Optimizer):
                 yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
     def __repr__(self) -> str:
-        steps, flags = self.param_groups[0]["clock"], "at rest" if self._flags.at_rest else "visible"
-        lines = [f"{type(self).__name__} (drift={self._drift}, {steps} steps done, flags {flags}"]
+        lines = [f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"]
         for index, (base, groups) in enumerate(self._parts()):
             first, params = groups[0], [p for group in groups for p in group["params"]]
             lrs = ", ".join(dict.fromkeys(f"{lr_per_step(group):g}" for group in groups))
@@ -289,7 +286,7 @@ class Multirate(Optimizer):
         where = f"{type(self).__name__}.load_state_dict"
         bases = [part.base for part in self._bases]
         handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
-            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self._layouts)
+            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state, self._layouts)
         )
         checkpoint.check_form(where, state_dict)
         try:
@@ -311,9 +308,10 @@ class Multirate(Optimizer):
         if "_copied_bases" in state:
             shared = state_for_bases(state["state"])
             bases = [rebuild(kind, own | {"state": shared}) for kind, own in state.pop("_copied_bases")]
-            off = state.pop("_off")
+            for p in state.pop("_off"):
+                p.requires_grad = True
             super().__setstate__(state)
-            self._begin(bases, off=off)
+            self._begin(bases)
             return
         before = {"state": self.state, "param_groups": self.param_groups}
         try:
@@ -326,12 +324,11 @@ class Multirate(Optimizer):
 
     def _load(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._flags.step_ends()
+        self._flags.show()
         remaining = iter(self.param_groups)
         for part in self._bases:
             part.load([next(remaining) for _ in part.base.param_groups], self.state)
-        self._is_first_step = True
-        self._detectors = self._detectors[0], UnscheduledGroupDetector(self.param_groups)
+        self._diagnostics.loaded(self.param_groups)
         self._flags.schedule(self.param_groups)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from mrreg.distributed.checks import check_model
-from mrreg.errors import check_int, invalid_argument, quoted, unknown_name
+from mrreg.errors import check, check_int, invalid_argument, quoted, unknown_name
 
 Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
 Choice: TypeAlias = Selector | Iterable[Any]
@@ -64,21 +64,18 @@ def split(
     periods: dict[Tensor, int | None] = {}
     for argument, choice, period in _parts(fast, slow):
         chosen = choose("split", argument, choice, names)
-        if both := [_label(p, names) for p in chosen if p in periods]:
-            remedy = f"Chosen twice: {quoted(both)}."
-            raise invalid_argument(
-                ValueError, "split", argument, "disjoint from what is already chosen", _shown(choice), remedy
-            )
+        both = [_label(p, names) for p in chosen if p in periods]
+        rule, remedy = "disjoint from what is already chosen", f"Chosen twice: {quoted(both)}."
+        check(not both, "split", argument, rule, _shown(choice), remedy)
         periods |= dict.fromkeys(chosen, period)
     rest = [p for p in names if p not in periods]
-    if not rest and (fast is None or slow is None):
-        argument = "fast" if slow is None else "slow"
-        remedy = "Choose fewer; k=1 trains all of them at every step."
-        raise invalid_argument(ValueError, "split", argument, "some of the parameters", "all of them", remedy)
-    if rest and fast is not None and slow is not None:
+    if fast is None or slow is None:
+        argument, remedy = "fast" if slow is None else "slow", "Choose fewer; k=1 trains all of them at every step."
+        check(rest, "split", argument, "some of the parameters", "all of them", remedy)
+    else:
         left_out = quoted(_label(p, names) for p in rest)
         remedy = f"Left out: {left_out}. Give fast or slow alone to have the rest in the other."
-        raise invalid_argument(ValueError, "split", "slow", "everything that is not fast", _shown(slow), remedy)
+        check(not rest, "split", "slow", "everything that is not fast", _shown(slow), remedy)
     periods |= dict.fromkeys(rest, None if slow is None else 1)
     return [part for group in groups for part in _cut(group, periods)]
 
@@ -116,11 +113,8 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     groups, names = _read_checked("biases", model)
     among = list(names) if layers is None else choose("biases", "layers", layers, names)
     slow = [p for p in among if any("bias" in name.rpartition(".")[2].split("_") for name in names[p])]
-    if not slow:
-        remedy = "Layers made with bias=False have none; parameters without names cannot be told apart."
-        raise invalid_argument(
-            ValueError, "biases", "layers", "a choice with at least one bias", _shown(layers), remedy
-        )
+    remedy = "Layers made with bias=False have none; parameters without names cannot be told apart."
+    check(slow, "biases", "layers", "a choice with at least one bias", _shown(layers), remedy)
     return split(groups, slow=slow)
 
 
@@ -146,9 +140,7 @@ def read_groups(where: str, argument: str, model: object) -> tuple[list[Group], 
     names: Names = {}
     for name, p in named:
         names[p] = (*names.get(p, ()), *([] if name is None else [name]))
-    if not names:
-        remedy = "An iterator ends after use."
-        raise invalid_argument(ValueError, where, argument, "something with parameters", _shown(model), remedy)
+    check(names, where, argument, "something with parameters", _shown(model), "An iterator ends after use.")
     return groups, names
 
 
@@ -161,28 +153,24 @@ def _read_group(where: str, argument: str, given: object) -> Group:
     names = {"param_names": [name for name, _ in items]} if items and all(map(_is_named, items)) else {}
     tensors = [item[1] for item in items] if names else items
     for item in tensors:
-        if not isinstance(item, Tensor):
-            kind = ValueError if _is_named(item) else TypeError  # some with names and some without, as torch says
-            raise invalid_argument(kind, where, argument, "all tensors, or all pairs of name and tensor", _shown(item))
+        kind = ValueError if _is_named(item) else TypeError  # some with names and some without, as torch says
+        rule = "all tensors, or all pairs of name and tensor"
+        check(isinstance(item, Tensor), where, argument, rule, _shown(item), kind=kind)
     return {**given, "params": tensors, **names}
 
 
 def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iterator[tuple[str, Any, int | None]]:
     """Yield argument, choice and period of every part that was asked for."""
-    if fast is None and slow is None:
-        raise invalid_argument(
-            ValueError, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".'
-        )
+    given = fast is not None or slow is not None
+    check(given, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".')
     if fast is not None:
         yield "fast", fast, 1
-    if not isinstance(slow, Mapping):
-        if slow is not None:
-            yield "slow", slow, None
-        return
-    if not slow:
-        raise invalid_argument(ValueError, "split", "slow", "a mapping with at least one entry", slow)
-    for choice, period in slow.items():
-        yield "slow", choice, check_int("split", f"slow[{_shown(choice)!r}]", period)
+    if isinstance(slow, Mapping):
+        check(slow, "split", "slow", "a mapping with at least one entry", slow)
+        for choice, period in slow.items():
+            yield "slow", choice, check_int("split", f"slow[{_shown(choice)!r}]", period)
+    elif slow is not None:
+        yield "slow", slow, None
 
 
 def choose(where: str, argument: str, choice: object, names: Names) -> list[Tensor]:
@@ -190,11 +178,8 @@ def choose(where: str, argument: str, choice: object, names: Names) -> list[Tens
     found: set[Tensor] = set()
     for selector in _flat(where, argument, choice):
         found |= _found(where, argument, selector, names)
-    if not found:
-        remedy = "An iterator such as model.parameters() is empty after its first use."
-        raise invalid_argument(
-            ValueError, where, argument, "a choice of at least one parameter", _shown(choice), remedy
-        )
+    remedy = "An iterator such as model.parameters() is empty after its first use."
+    check(found, where, argument, "a choice of at least one parameter", _shown(choice), remedy)
     return [p for p in names if p in found]
 
 
@@ -212,20 +197,18 @@ def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
 
 def _found(where: str, argument: str, selector: Selector, names: Names) -> set[Tensor]:
     """Return the parameters that one selector means; none only if it is a frozen parameter that was left out."""
+    if isinstance(selector, str):
+        return _found_by_name(where, argument, selector, names)
     if isinstance(selector, Tensor | nn.Module):
         members = [selector] if isinstance(selector, Tensor) else list(selector.parameters())
-        if any(p.requires_grad and p not in names for p in members):
-            remedy = "Choose from the model or the groups that were given first."
-            raise invalid_argument(ValueError, where, argument, "parameters of the model", _shown(selector), remedy)
+        strange = any(p.requires_grad and p not in names for p in members)
+        remedy = "Choose from the model or the groups that were given first."
+        check(not strange, where, argument, "parameters of the model", _shown(selector), remedy)
         found = {p for p in members if p in names}
-        if isinstance(selector, Tensor):
-            return found
-    elif isinstance(selector, str):
-        return _found_by_name(where, argument, selector, names)
     else:
         found = {p for p, aliases in names.items() if any(selector(_plain(name), p) for name in aliases or ("",))}
-    if not found:
-        raise invalid_argument(ValueError, where, argument, "a choice of at least one parameter", _shown(selector))
+    is_any = found or isinstance(selector, Tensor)
+    check(is_any, where, argument, "a choice of at least one parameter", _shown(selector))
     return found
 
 
@@ -238,9 +221,8 @@ def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set
         hits = {path for path in known if path == pattern or fnmatchcase(path, pattern)}
         if hits:
             return {p for p, names_of in paths.items() if names_of & hits}
-    if not known:
-        remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
-        raise invalid_argument(ValueError, where, argument, "no name where parameters have none", pattern, remedy)
+    remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
+    check(known, where, argument, "no name where parameters have none", pattern, remedy)
     rule = "the name of a module with parameters or of a parameter, or a pattern for one"
     raise unknown_name(where, argument, rule, pattern, known)
 

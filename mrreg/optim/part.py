@@ -36,6 +36,8 @@ class Part:
         base.state = state  # one source of truth for all bases
         self.base = base
         self._drift = drift
+        step: Any = type(base).step
+        self._base_step = step.__wrapped__ if getattr(step, "hooked", False) else step  # without torch's profiler
 
     def advance(self, state: State, ends: Mapping[int, int], now: int) -> None:
         """Move all groups by one step; `ends` has the next sync step of those that are due, by the group's id."""
@@ -84,7 +86,6 @@ class Part:
 
     def _hold(self, group: Group, params: list[Tensor], directions: list[Tensor], shared: bool, state: State) -> None:
         """Keep directions until the next sync step (shared ones are the base's buffers); without one, rest."""
-        group["moving"] = len(params)
         for p in set(group["params"]).difference(params):
             if state.get(p):  # Adam takes an empty state for its first step, so nothing is put into one
                 state[p].pop(DIRECTION, None)
@@ -97,13 +98,18 @@ class Part:
                 state[p][DIRECTION] = direction
 
     def _step(self, groups: list[Group], state: State) -> None:
-        """Let the base step on some groups."""
-        own = self.base.param_groups
-        self.base.state, self.base.param_groups = state, groups  # the user may have replaced the state
+        """Let the base step on some groups; hooks of all optimizers see the step of the `Multirate` alone."""
+        base, own = self.base, self.base.param_groups
+        base.state, base.param_groups = state, groups  # the user may have replaced the state
         try:
-            self.base.step()
+            for hook in base._optimizer_step_pre_hooks.values():
+                hook(base, (), {})
+            self._base_step(base)
+            for hook in base._optimizer_step_post_hooks.values():
+                hook(base, (), {})
         finally:
-            self.base.param_groups = own
+            base.param_groups = own
+        base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
 
     def create_state(self, state: State) -> None:
         """Give parameters with a gradient and no state the state of their first step, which must not count."""

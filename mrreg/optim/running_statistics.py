@@ -1,7 +1,7 @@
 """Policies for the running statistics of BatchNorm layers in slow parts."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
-from mrreg.errors import invalid_argument, invalid_state
+from mrreg.errors import check, check_type, invalid_argument, invalid_state
+from mrreg.optim.clock import is_due
 from mrreg.optim.multirate import Multirate
 
 WHERE = "batch_norm"
@@ -35,11 +36,10 @@ class StatisticsGate:
             # Checkpointing compares what forward and recomputation save, so the layer computes the same on copies.
             self._kept = {name: buffer for name, buffer in layer._buffers.items() if buffer is not None}
             layer._buffers.update({name: buffer.clone() for name, buffer in self._kept.items()})
-        if layer.training and not self.moves:
-            name = "training" if self.policy == "never" else "track_running_stats"
-            if getattr(layer, name):
-                setattr(layer, name, False)
-                self._off = name
+        name = "training" if self.policy == "never" else "track_running_stats"
+        if layer.training and not self.moves and getattr(layer, name):
+            setattr(layer, name, False)
+            self._off = name
 
     def after(self, layer: _BatchNorm, *_: Any) -> None:
         """Set it back, even if the forward failed."""
@@ -49,6 +49,11 @@ class StatisticsGate:
             setattr(layer, self._off, True)
             self._off = ""
 
+    def remove(self) -> None:
+        """Give the layer back to torch."""
+        while self.handles:
+            self.handles.pop().remove()
+
     def __reduce__(self) -> tuple[type["StatisticsGate"], tuple[()]]:
         return StatisticsGate, ()  # no optimizer drives a copy of the model
 
@@ -56,26 +61,28 @@ class StatisticsGate:
 class Statistics:
     """Handle of `batch_norm`: `remove()` gives the layers back to torch; also a context manager."""
 
-    def __init__(self, optimizer: Multirate, layers: Mapping[str, tuple[nn.Module, list[int]]], policy: str) -> None:
-        self.layers = tuple(layers)
-        self.statistics = policy
-        self._gates = [(StatisticsGate(policy), owners) for _, owners in layers.values()]
-        for (gate, _), (layer, _) in zip(self._gates, layers.values(), strict=True):
+    def __init__(self, optimizer: Multirate, model: nn.Module, policy: str) -> None:
+        found = list(_layers(optimizer, model))
+        self.layers, self.statistics = tuple(name for name, _, _ in found), policy
+        self._gates = [(StatisticsGate(policy), owners) for _, _, owners in found]
+        for (gate, _), (_, layer, _) in zip(self._gates, found, strict=True):
             after = layer.register_forward_hook(gate.after, always_call=True)
             gate.handles = [layer.register_forward_pre_hook(gate.before), after]
         self._handles = [
             optimizer.register_step_post_hook(self._set_phase),
             optimizer.register_load_state_dict_post_hook(self._set_phase),
         ]
-        self._end = weakref.finalize(optimizer, _remove_hooks, [gate for gate, _ in self._gates])
-        self._end.atexit = False
+        self._ends = [weakref.finalize(optimizer, gate.remove) for gate, _ in self._gates]
+        for end in self._ends:
+            end.atexit = False
         self._set_phase(optimizer)
 
     def remove(self) -> None:
         """Leave the optimizer and the model without a trace; a second call does nothing."""
         for handle in self._handles:
             handle.remove()
-        self._end()
+        for end in self._ends:
+            end()
 
     def __enter__(self) -> Self:
         return self
@@ -84,10 +91,9 @@ class Statistics:
         self.remove()
 
     def _set_phase(self, optimizer: Optimizer, *_: Any) -> None:
-        """Set every layer for the phase that the groups say."""
-        groups = optimizer.param_groups
+        """Set every layer for the phase that the groups say: a graph is compiled for each, and not for each step."""
         for gate, owners in self._gates:
-            due = any(groups[i]["clock"] == groups[i]["next_sync"] for i in owners)
+            due = any(is_due(optimizer.param_groups[i]) for i in owners)
             gate.moves = self.statistics == "every" or (self.statistics == "sync" and due)
 
 
@@ -129,7 +135,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         >>> import mrreg, torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-        >>> optimizer = mrreg.MultirateSGD(model.parameters(), lr=1e-3, k=5, fast=model[3], momentum=0.9)
+        >>> optimizer = mrreg.MultirateSGD(model, lr=1e-3, k=5, fast="3", momentum=0.9)
         >>> handle = mrreg.batch_norm(optimizer, model, statistics="sync")
         >>> for _ in range(6):
         ...     model(torch.randn(3, 4)).square().mean().backward()
@@ -139,53 +145,39 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         (2, ('1',))
 
     Note:
-        The policy is not saved: call this function when you resume too, before or after loading.
-
-    Note:
-        Convert to SyncBatchNorm before this call. Copies of the model are as in torch. `optimizer.close()` does not end
-        the policy; `remove()` or the end of the optimizer does.
+        The policy is not saved: call this function when you resume too, before or after loading. Convert to
+        SyncBatchNorm before this call. Copies of the model are as in torch.
 
     References:
         Ioffe and Szegedy, Batch Normalization, ICML 2015; the multirate paper leaves the statistics open.
     """
-    engine = _engine(optimizer)
-    if not isinstance(model, nn.Module):
-        raise invalid_argument(TypeError, WHERE, "model", "an nn.Module", model)
+    inner: Any = optimizer
+    while not isinstance(inner, Multirate):
+        inner = getattr(inner, "optimizer", None)
+        rule = "a Multirate, MultirateSGD or MultirateAdamW, or wrap one as `.optimizer`"
+        check(isinstance(inner, Optimizer), WHERE, "optimizer", rule, type(optimizer).__name__, kind=TypeError)
+    check_type(WHERE, "model", model, nn.Module, "an nn.Module")
     if statistics not in STATISTICS:
         kind = ValueError if isinstance(statistics, str) else TypeError
         raise invalid_argument(kind, WHERE, "statistics", f"one of {STATISTICS}", statistics)
-    slow = {name: (model.get_submodule(name), owners) for name, owners in _layers(engine, model)}
-    return Statistics(engine, slow, statistics)
+    return Statistics(inner, model, statistics)
 
 
-def _engine(optimizer: Any) -> Multirate:
-    """Find the `Multirate` in what the user holds."""
-    inner = optimizer
-    while not isinstance(inner, Multirate):
-        inner = getattr(inner, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            rule = "a Multirate, MultirateSGD or MultirateAdamW, or wrap one as `.optimizer`"
-            raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
-    return inner
-
-
-def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, list[int]]]:
+def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     """Yield the slow BatchNorm layers with running statistics, each with the indices of its parameter groups."""
-    groups = optimizer.param_groups
+    groups, modules = optimizer.param_groups, dict(model.named_modules())
     index = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
     owners = {
-        name: [index[id(p)] for p in module.parameters(recurse=False) if id(p) in index]
-        for name, module in model.named_modules()
+        name: [index[id(p)] for p in m.parameters(recurse=False) if id(p) in index] for name, m in modules.items()
     }
-    layers = {name for name, module in model.named_modules() if _has_statistics(name, module)}
+    layers = {name for name, module in modules.items() if _has_statistics(name, module)}
     last = next(filter(None, owners.values()), [])
-    if not layers or not last:
-        rule = "one with BatchNorm layers that track statistics, and with parameters in the optimizer"
-        raise invalid_argument(ValueError, WHERE, "model", rule, type(model).__name__)
+    rule = "one with BatchNorm layers that track statistics, and with parameters in the optimizer"
+    check(layers and last, WHERE, "model", rule, type(model).__name__)
     for name, own in owners.items():
         last = own or last
         if name in layers and all(groups[i]["initial_period"] > 1 for i in last):
-            yield name, last
+            yield name, modules[name], last
 
 
 def _has_statistics(name: str, layer: nn.Module) -> bool:
@@ -203,11 +195,3 @@ def _has_statistics(name: str, layer: nn.Module) -> bool:
 def _is_recomputing() -> bool:
     """Return True if this forward is part of a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
-
-
-def _remove_hooks(gates: Iterable[StatisticsGate]) -> None:
-    """Give the layers back to torch."""
-    for gate in gates:
-        for handle in gate.handles:
-            handle.remove()
-        gate.handles = []

@@ -1,6 +1,5 @@
 """`MultirateSGD` and `MultirateAdamW`: torch's SGD and AdamW with a slow part."""
 
-import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from mrreg.errors import NoEffectWarning, check_int, check_number, invalid_argument
+from mrreg.errors import check, check_int, check_number, warn
 from mrreg.optim.checks import SLOW_LR
 from mrreg.optim.clock import Group
 from mrreg.optim.multirate import Multirate
@@ -45,9 +44,8 @@ class TwoScales(Multirate):
             elif group["period"] > 1:
                 group.setdefault("lr", slow_lr)
         if isinstance(params, nn.Module):
-            if model is not None and model is not params:
-                rule = "left out where params is a module"
-                raise invalid_argument(ValueError, where, "model", rule, type(model).__name__)
+            rule = "left out where params is a module"
+            check(model is None or model is params, where, "model", rule, type(model).__name__)
             model = params
         base = self.base(groups, lr=lr, **options)  # type: ignore[call-arg]
         super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
@@ -68,8 +66,7 @@ class MultirateSGD(TwoScales):
         p_F, theta_F <- the same, with a gradient        every step
 
     Args:
-        params: The model, so that other code sees `requires_grad` as you set it; or parameters, named parameters or
-            groups, as in torch.
+        params: The model; or parameters, named parameters or groups, as in torch, with `model`.
         lr: Step size per step, for both parts. Paper: h_F, that is h / k.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
         fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
@@ -82,7 +79,8 @@ class MultirateSGD(TwoScales):
             The words are kept as "slow_lr" in the slow groups and applied at each step, so that no schedule of "lr"
             changes the ratio. A number becomes the groups' "lr", unless they have their own.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
-        model: The model, where `params` are groups or parameters.
+        model: The model, where `params` are groups or parameters: its training forwards say when no slow gradient is
+            needed, so it must have one where a part is slow, unless `gradient` is "mean" or "sum".
         options: Those of `torch.optim.SGD`. Paper: momentum mu; weight_decay omega, once per gradient.
 
     Raises:
@@ -103,7 +101,7 @@ class MultirateSGD(TwoScales):
         ...     optimizer.step()
         ...     optimizer.zero_grad()
         >>> optimizer
-        MultirateSGD (drift=True, 6 steps done, flags at rest
+        MultirateSGD (drift=True, 6 steps done
           part 0: SGD, period 1, 2 tensors, 18 parameters, lr 0.001, due
           part 1: SGD, period 5, 2 tensors, 40 parameters, lr 0.001, 1 of 5
         )
@@ -134,7 +132,8 @@ class MultirateAdamW(TwoScales):
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> decay = [{"params": [model[0].weight, model[2].weight]}, {"params": [model[0].bias], "weight_decay": 0.0}]
-        >>> optimizer = mrreg.MultirateAdamW(decay, lr=2e-5, k=5, fast=model[2].weight, slow_lr="per_gradient")
+        >>> options = {"lr": 2e-5, "k": 5, "slow_lr": "per_gradient"}
+        >>> optimizer = mrreg.MultirateAdamW(decay, fast=model[2].weight, model=model, **options)
         >>> [(group["period"], group["weight_decay"]) for group in optimizer.param_groups]
         [(1, 0.01), (5, 0.01), (5, 0.0)]
 
@@ -149,11 +148,10 @@ class MultirateAdamW(TwoScales):
     base = torch.optim.AdamW
 
 
-def _check_slow_lr(where: str, slow_lr: object) -> Any:
+def _check_slow_lr(where: str, slow_lr: object) -> str | float:
     """Return one of the words, or a number."""
-    if isinstance(slow_lr, str) and slow_lr not in SLOW_LR:
-        raise invalid_argument(ValueError, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
     if isinstance(slow_lr, str):
+        check(slow_lr in SLOW_LR, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
         return slow_lr
     return check_number(where, "slow_lr", slow_lr, "at least 0", lambda x: x >= 0)
 
@@ -161,14 +159,12 @@ def _check_slow_lr(where: str, slow_lr: object) -> Any:
 def _with_periods(where: str, params: Params, groups: list[Group], k: int, fast: Choice | None) -> list[Group]:
     """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
     if fast is not None:
-        if any(group.get("period") is not None for group in groups):
-            rule = "left out where groups have periods of their own"
-            remedy = "Let `split` mark the groups, or give `fast`."
-            raise invalid_argument(ValueError, where, "fast", rule, "both", remedy)
+        remedy = "Let `split` mark the groups, or give `fast`."
+        has_periods = any(group.get("period") is not None for group in groups)
+        check(not has_periods, where, "fast", "left out where groups have periods of their own", "both", remedy)
         groups = split(params if isinstance(params, nn.Module) else groups, fast=fast)
     elif k > 1 and not any("period" in group for group in groups):
-        problem = f"k={k} has no effect, since all parameters are fast"
         remedy = "Name the fast ones, as in fast='fc', or give groups from split(); k=1 is ordinary training."
-        warnings.warn(f"{where}: {problem}. {remedy}", NoEffectWarning, stacklevel=3)
+        warn(f"{where}: k={k} has no effect, since all parameters are fast. {remedy}")
     periods = [k if group.get("period", 1) is None else group.get("period", 1) for group in groups]
     return [g | {"period": check_int(where, "period", period)} for g, period in zip(groups, periods, strict=True)]

@@ -64,7 +64,7 @@ def test_a_slow_part_takes_torch_s_step_k_times(kind: Any, options: dict[str, An
     """At a sync step the base's own step, which the rest of the cycle repeats; without drift k of them at once."""
     net, plain = network(torch.float64), network(torch.float64)
     k = 3
-    optimizer = OURS[kind](net.parameters(), k=k, fast=net.head, drift=drift, **copy.deepcopy(options))
+    optimizer = OURS[kind](net, k=k, fast=net.head, drift=drift, **copy.deepcopy(options))
     other = kind(plain.trunk.parameters(), **options)
     for cycle in range(3):
         start = moved(net)

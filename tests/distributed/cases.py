@@ -99,20 +99,20 @@ def head(net: nn.Module) -> nn.Module:
 
 
 def sgd(net: nn.Module) -> Optimizer:
-    return mrreg.MultirateSGD(mrreg.split(net, fast=head(net)), lr=0.1, k=K, momentum=0.9, weight_decay=0.01)
+    return mrreg.MultirateSGD(mrreg.split(net, fast=head(net)), lr=0.1, k=K, momentum=0.9, weight_decay=0.01, model=net)
 
 
 def nesterov(net: nn.Module) -> Optimizer:
     groups = mrreg.split(net, fast=head(net))
-    return mrreg.MultirateSGD(groups, lr=0.1, k=K, momentum=0.9, weight_decay=0.01, nesterov=True)
+    return mrreg.MultirateSGD(groups, lr=0.1, k=K, momentum=0.9, weight_decay=0.01, nesterov=True, model=net)
 
 
 def algorithm2(net: nn.Module) -> Optimizer:
-    return mrreg.MultirateSGD(mrreg.split(net, fast=head(net)), lr=0.1, k=K, momentum=0.9, drift=False)
+    return mrreg.MultirateSGD(mrreg.split(net, fast=head(net)), lr=0.1, k=K, momentum=0.9, drift=False, model=net)
 
 
 def adamw(net: nn.Module) -> Optimizer:
-    return mrreg.MultirateAdamW(mrreg.split(net, fast=head(net)), lr=0.01, k=K, foreach=True)
+    return mrreg.MultirateAdamW(mrreg.split(net, fast=head(net)), lr=0.01, k=K, foreach=True, model=net)
 
 
 def mean(net: nn.Module) -> Optimizer:
@@ -127,22 +127,24 @@ def three(net: nn.Module) -> Optimizer:
             (torch.optim.AdamW(inner[-1].parameters(), lr=0.01), 1),
             (torch.optim.SGD(inner[2].parameters(), lr=0.1), 2),
             (torch.optim.RMSprop(inner[0].parameters(), lr=0.01, momentum=0.5), 4),
-        ]
+        ],
+        model=net,
     )
 
 
 def langevin(net: nn.Module) -> Optimizer:
     fast, slow = mrreg.split(net, fast=head(net))
     options: dict[str, Any] = {"lr": 0.01, "momentum": 0.5, "temperature": 0.1}
-    return mrreg.Multirate([(mrreg.LangevinSGD([fast], **options), 1), (mrreg.LangevinSGD([slow], **options), K)])
+    parts = [(mrreg.LangevinSGD([fast], **options), 1), (mrreg.LangevinSGD([slow], **options), K)]
+    return mrreg.Multirate(parts, model=net)
 
 
-def at_rest(net: nn.Module) -> Optimizer:
-    """As `sgd`, with a model whose flags nobody sees."""
+def whole(net: nn.Module) -> Optimizer:
+    """As `sgd`, from the model alone."""
     return mrreg.MultirateSGD(net, lr=0.1, k=K, fast=head(net), momentum=0.9, weight_decay=0.01)
 
 
-def three_at_rest(net: nn.Module) -> Optimizer:
+def three_groups(net: nn.Module) -> Optimizer:
     fast, middle, slow = mrreg.split(net, fast=head(net), slow={layer_of(net, 2): 2, layer_of(net, 0): 4})
     return mrreg.MultirateAdamW([fast, middle, slow], lr=0.01, model=net)
 
@@ -153,7 +155,7 @@ def layer_of(net: nn.Module, index: int) -> nn.Module:
     return inner[index]
 
 
-ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three, langevin, at_rest, three_at_rest)
+ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three, langevin, whole, three_groups)
 PLAIN: tuple[Make, ...] = (
     lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
     lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True),
@@ -164,7 +166,7 @@ def masked_and_multirate(net: nn.Module) -> Optimizer:
     """The layers with masks are fast."""
     inner = net.module if isinstance(net, DistributedDataParallel) else net
     assert isinstance(inner, nn.Sequential)
-    return mrreg.MultirateSGD(mrreg.split(net, slow=inner[0]), lr=0.1, k=2, momentum=0.9)
+    return mrreg.MultirateSGD(mrreg.split(net, slow=inner[0]), lr=0.1, k=2, momentum=0.9, model=net)
 
 
 def sharded(net: nn.Sequential, single: bool = False, mesh: tuple[int, ...] = (2,)) -> nn.Sequential:

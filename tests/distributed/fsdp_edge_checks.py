@@ -90,7 +90,7 @@ def fsdp1_refused(rank: int) -> None:
     for hand_over in (
         lambda: mrreg.split(net, fast="4"),
         lambda: mrreg.biases(net),
-        lambda: mrreg.MultirateSGD(net.parameters(), k=K, fast=list(net.parameters())[-1:]),
+        lambda: mrreg.MultirateSGD(net, k=K, fast=list(net.parameters())[-1:]),
         lambda: mrreg.attach(PLAIN[0](net), net),
     ):
         with pytest.raises(TypeError, match=words):

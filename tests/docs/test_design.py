@@ -52,7 +52,7 @@ def test_the_tables_name_every_saved_key() -> None:
         _step(base)
         torchs |= _keys(base)
     bases = _bases(model)
-    optimizer = mrreg.Multirate(zip(bases, (1, 2, 2), strict=True), gradient=["sync", "sync", "sum"])
+    optimizer = mrreg.Multirate(zip(bases, (1, 2, 2), strict=True), gradient=["sync", "sync", "sum"], model=model)
     mrreg.batch_norm(optimizer, model, "sync")
     mrreg.attach(optimizer, model)
     for without in (None, model.get_parameter("1.bias")):  # which has a direction, then no gradient: it rests

@@ -22,7 +22,7 @@ def network() -> Any:
 
 def slow_trunk(model: Any, k: int = K, **options: Any) -> mrreg.MultirateSGD:
     fast = [model[i] for i in (3, 4, 5)]
-    return mrreg.MultirateSGD(model.parameters(), lr=0.05, k=k, fast=fast, momentum=0.9, **options)
+    return mrreg.MultirateSGD(model, lr=0.05, k=k, fast=fast, momentum=0.9, **options)
 
 
 def batch(t: int) -> Tensor:

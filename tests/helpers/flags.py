@@ -1,4 +1,4 @@
-"""What other code does between two steps and inside one, and what a training with visible flags comes to."""
+"""What other code does between two steps and inside one, and what a training that nobody disturbs comes to."""
 
 import copy
 import pickle
@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import mrreg
-from helpers.optimizers import Net, loss, network, train
+from helpers.optimizers import Net, loss, network, sgd, train
 
 K = 3
 STEPS = 2 * K + 2
@@ -25,11 +24,9 @@ def bits(a: nn.Module, b: nn.Module) -> bool:
 
 
 def undisturbed(steps: int = STEPS) -> Net:
-    """The network after a training in the mode without a model."""
+    """The network after a training between whose steps nobody does anything."""
     net = network()
-    optimizer = mrreg.MultirateSGD(net.parameters(), lr=0.1, k=K, fast=net.head, momentum=0.9)
-    train(net, optimizer, range(steps))
-    optimizer.close()
+    train(net, sgd(net, k=K), range(steps))
     return net
 
 

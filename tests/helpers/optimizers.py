@@ -29,15 +29,6 @@ class Net(nn.Module):
 Make = Callable[[Net], Optimizer]
 
 
-class Mode:
-    """How the optimizers of this file are built: flags at rest, since they know the model, or visible."""
-
-    at_rest = False
-
-
-MODE = Mode()
-
-
 @dataclass(frozen=True)
 class Base:
     """A base optimizer with its options."""
@@ -113,29 +104,19 @@ def train(
 
 
 def same(a: nn.Module, b: nn.Module) -> bool:
-    """Tell if all parameters agree bit for bit, and so do flags that are visible (those of a copy always are)."""
-    pairs = list(zip(a.parameters(), b.parameters(), strict=True))
-    return all(torch.equal(p, q) and (MODE.at_rest or p.requires_grad == q.requires_grad) for p, q in pairs)
-
-
-def known(net: Net) -> Net | None:
-    """The model, where optimizers are to know it."""
-    return net if MODE.at_rest else None
-
-
-def given(net: Net) -> Any:
-    """What optimizers are built from: the model, or its parameters alone."""
-    return net if MODE.at_rest else net.parameters()
+    """Tell if all parameters agree bit for bit, and so do their flags."""
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return all(torch.equal(p, q) and p.requires_grad == q.requires_grad for p, q in pairs)
 
 
 def sgd(net: Net, k: int = 3, **options: Any) -> mrreg.MultirateSGD:
     """The head fast, the trunk slow."""
-    return mrreg.MultirateSGD(given(net), lr=0.1, k=k, fast=net.head, **{"momentum": 0.9, **options})
+    return mrreg.MultirateSGD(net, lr=0.1, k=k, fast=net.head, **{"momentum": 0.9, **options})
 
 
 def adamw(net: Net, k: int = 3, **options: Any) -> mrreg.MultirateAdamW:
     """As `sgd`."""
-    return mrreg.MultirateAdamW(given(net), lr=0.01, k=k, fast=net.head, **options)
+    return mrreg.MultirateAdamW(net, lr=0.01, k=k, fast=net.head, **options)
 
 
 def hybrid(net: Net) -> mrreg.Multirate:
@@ -146,7 +127,7 @@ def hybrid(net: Net) -> mrreg.Multirate:
             (torch.optim.SGD([net.trunk.weight], lr=0.1, momentum=0.9), 2),
             (torch.optim.RMSprop([net.trunk.bias], lr=0.01), 4),
         ],
-        model=known(net),
+        model=net,
     )
 
 
@@ -159,7 +140,7 @@ def mixed(base: Base, drift: bool = True, gradient: str = "sync") -> Make:
             [(base(part), k) for part, k in zip(params, (1, 2, 4), strict=True)],
             drift=drift,
             gradient=gradient,
-            model=known(net),
+            model=net,
         )
 
     return make

@@ -32,7 +32,7 @@ def thin() -> nn.Module:
 
 
 def slow_stem(model: nn.Module, kind: Any, **options: Any) -> Optimizer:
-    optimizer: Optimizer = kind(mrreg.split(model, slow="stem"), k=K, **options)
+    optimizer: Optimizer = kind(mrreg.split(model, slow="stem"), k=K, model=model, **options)
     return optimizer
 
 
@@ -43,7 +43,7 @@ def three_scales(model: Any) -> Optimizer:
         (SGD(model.trunk.parameters(), lr=0.1, momentum=0.9), 2),
         (SGD(model.stem.parameters(), lr=0.1), 4),
     )
-    return mrreg.Multirate(parts)
+    return mrreg.Multirate(parts, model=model)
 
 
 def langevin(model: Any) -> Optimizer:
@@ -51,7 +51,7 @@ def langevin(model: Any) -> Optimizer:
     rest = [*model.trunk.parameters(), *model.head.parameters()]
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "temperature": 1e-3}
     parts = (mrreg.LangevinSGD(rest, **options, seed=5), 1), (mrreg.LangevinSGD(model.stem.parameters(), **options), K)
-    return mrreg.Multirate(parts)
+    return mrreg.Multirate(parts, model=model)
 
 
 class LongerPeriods:

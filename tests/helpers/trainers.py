@@ -39,7 +39,7 @@ class Options:
     fp16: bool = False  # with a gradient scaler and batches that overflow; the learning rate is constant
     checkpointing: bool = False
     statistics: str = "every"
-    at_rest: bool = False  # the optimizer knows the model, so that flags are at rest between steps
+    groups: bool = False  # weight decay in groups, which the Trainer cannot make beside a model
     masks: str = ""  # instead of a slow part: "mask" or "thin", driven by AdamW
 
 
@@ -72,8 +72,9 @@ class Run:
         if options.masks:
             self.optimizer = torch.optim.AdamW(decay_groups(self.model), lr=0.02)
         else:
-            given: Any = self.model if options.at_rest else decay_groups(self.model)
-            self.optimizer = mrreg.MultirateAdamW(given, weight_decay=0.1, **settings(self.model))
+            given: Any = decay_groups(self.model) if options.groups else self.model
+            chosen = {"model": self.model, "weight_decay": 0.1, **settings(self.model)}
+            self.optimizer = mrreg.MultirateAdamW(given, **chosen)
             mrreg.batch_norm(self.optimizer, self.model, options.statistics)
         self.scheduler = LambdaLR(self.optimizer, lambda t: 1.0 if self.options.fp16 else max(0.0, (END - t) / END))
 
@@ -271,8 +272,7 @@ def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: b
             mrreg.batch_norm(now["optimizer"], now["model"], None if resume else options.statistics)
 
     model = new_model(options)
-    given = {"model": model, "weight_decay": 0.1} if options.at_rest else {}
-    chosen: Any = (mrreg.MultirateAdamW, given | settings(model))
+    chosen: Any = (mrreg.MultirateAdamW, {"model": model, "weight_decay": 0.1, **settings(model)})
     if options.masks:
         chosen = torch.optim.AdamW, {"lr": 0.02}
     each = transformers.Trainer(

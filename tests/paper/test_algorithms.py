@@ -9,11 +9,11 @@ import torch
 from paper import oracles
 from paper.oracles import Array, Batch, State
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Parameter, ParameterList
 
 import mrreg
 
-pytestmark = pytest.mark.paper
+pytestmark = [pytest.mark.paper, pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")]
 
 CYCLES = 6
 KS = (1, 2, 3, 5)
@@ -68,7 +68,7 @@ def agree(ours: Iterator[State], theirs: Iterator[State], steps: int) -> None:
 
 
 def slow_first(**options: Any) -> Callable[[list[Parameter]], torch.optim.Optimizer]:
-    return lambda theta: mrreg.MultirateSGD(theta, fast=theta[1:], **options)
+    return lambda theta: mrreg.MultirateSGD(ParameterList(theta), fast=theta[1:], **options)
 
 
 @pytest.mark.parametrize("k", KS)
@@ -87,7 +87,7 @@ def test_algorithm_1_without_momentum(start: list[Array], batches: list[Batch], 
     used = batches[: CYCLES * k]
     theirs = [theta for theta, _ in oracles.algorithm_1(start, used, k * LR, k, 0.0, 0.1)]
     theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-    optimizer = mrreg.MultirateSGD(theta, lr=LR, k=k, fast=theta[1:], weight_decay=0.1)
+    optimizer = mrreg.MultirateSGD(ParameterList(theta), lr=LR, k=k, fast=theta[1:], weight_decay=0.1)
     for batch, expected in zip(used, theirs, strict=True):
         torch.autograd.backward(loss(theta, batch))
         optimizer.step()
@@ -123,7 +123,7 @@ def test_three_scales(start: list[Array], batches: list[Batch], ratios: tuple[in
     def build(theta: list[Parameter]) -> torch.optim.Optimizer:
         periods = (whole, ratios[1], 1)
         bases = [torch.optim.SGD([p], lr=LR, momentum=0.9) for p in theta]
-        return mrreg.Multirate(list(zip(bases, periods, strict=True)))
+        return mrreg.Multirate(list(zip(bases, periods, strict=True)), model=ParameterList(theta))
 
     agree(trained(build, start, used), oracles.scales(start, used, whole * LR, ratios, 0.9), len(used))
 
@@ -136,7 +136,9 @@ def test_adamw_holds_its_direction(start: list[Array], batches: list[Batch], k: 
     theirs = oracles.held_adamw(start, used, 0.01, k, (0.9, 0.99), 1e-8, weight_decay)
 
     def build(theta: list[Parameter]) -> torch.optim.Optimizer:
-        return mrreg.MultirateAdamW(theta, lr=0.01, k=k, fast=theta[1:], betas=(0.9, 0.99), weight_decay=weight_decay)
+        return mrreg.MultirateAdamW(
+            ParameterList(theta), lr=0.01, k=k, fast=theta[1:], betas=(0.9, 0.99), weight_decay=weight_decay
+        )
 
     agree(trained(build, start, used, "exp_avg"), theirs, len(used))
 
@@ -149,7 +151,7 @@ def test_gathered_gradients(start: list[Array], batches: list[Batch], k: int, wo
     used = batches[: CYCLES * k]
     theirs = oracles.gathered(start, used, LR, k, mean=word == "mean", drift=drift)
     theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-    optimizer = mrreg.MultirateSGD(theta, lr=LR, k=k, fast=theta[1:], drift=drift, gradient=word)
+    optimizer = mrreg.MultirateSGD(ParameterList(theta), lr=LR, k=k, fast=theta[1:], drift=drift, gradient=word)
     for batch, (expected, _) in zip(used, theirs, strict=True):
         torch.autograd.backward(loss(theta, batch))
         optimizer.step()
@@ -162,7 +164,7 @@ def test_a_changing_lr_scales_the_drift_of_the_moment(start: list[Array], batche
     """theta_S moves by the current lr times the momentum, also where the lr was 0 at the sync step."""
     rates = [0.0, 0.1, 0.05, 0.02, 0.01, 0.03]
     theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-    optimizer = mrreg.MultirateSGD(theta, lr=0.1, k=3, fast=theta[1:], momentum=0.9)
+    optimizer = mrreg.MultirateSGD(ParameterList(theta), lr=0.1, k=3, fast=theta[1:], momentum=0.9)
     slow, buffer = start[0], np.zeros_like(start[0])
     for t, rate in enumerate(rates):
         g = oracles.gradients([p.detach().numpy() for p in theta], batches[t])
@@ -181,7 +183,9 @@ def test_permuting_parameters_changes_nothing(start: list[Array], batches: list[
     def run(order: tuple[int, ...]) -> list[Array]:
         theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
         params = [theta[i] for i in order]
-        optimizer = mrreg.MultirateSGD(params, lr=LR, k=3, fast=theta[1:], momentum=0.9, weight_decay=0.1)
+        optimizer = mrreg.MultirateSGD(
+            ParameterList(params), lr=LR, k=3, fast=theta[1:], momentum=0.9, weight_decay=0.1
+        )
         for batch in batches[:12]:
             torch.autograd.backward(loss(theta, batch))
             optimizer.step()

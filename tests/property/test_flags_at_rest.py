@@ -1,11 +1,10 @@
-"""Whatever other code does between steps, a training with flags at rest is the one with flags visible."""
+"""Whatever other code does between steps, a training is the one that nobody disturbs."""
 
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from helpers.flags import LOOKERS, LOOPS, K, accumulated, bits, flags
-from helpers.optimizers import MODE, Net, loss, network, sgd
+from helpers.optimizers import Net, loss, network, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +15,7 @@ Loop = Callable[[Net, Any, int], None]
 @given(st.lists(st.tuples(st.lists(st.sampled_from(LOOKERS), max_size=3), st.sampled_from(LOOPS)), max_size=6))
 def test_any_sequence_of_events(steps: list[tuple[list[Act], Loop]]) -> None:
     net, twin = network(), network()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MODE, "at_rest", True)
-        optimizer = sgd(net, k=K)
-    other = sgd(twin, k=K)
+    optimizer, other = sgd(net, k=K), sgd(twin, k=K)
     for t, (acts, loop) in enumerate(steps):
         for act in acts:
             act(net, optimizer)

@@ -21,7 +21,6 @@ OURS = (
     "drift",
     "gradient",
     "slow_lr",
-    "moving",
     "direction",
 )
 """What a base keeps for itself is its own to check; a later sync step is as good as the true one."""

@@ -75,7 +75,7 @@ def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
 def _optimizer(model: nn.Module, method: Method) -> torch.optim.Optimizer:
     fast = LAYERS[-method.fast :]
     if method.k is not None:
-        return mrreg.MultirateSGD(mrreg.split(model, fast=fast), lr=method.lr, k=method.k)
+        return mrreg.MultirateSGD(mrreg.split(model, fast=fast), lr=method.lr, k=method.k, model=model)
     for name in set(LAYERS) - set(fast):
         model.get_submodule(name).requires_grad_(False)
     return torch.optim.SGD(model.parameters(), lr=method.lr)

@@ -140,6 +140,4 @@ def optimizer(copies: Copies, lr: float, momentum: float, weight_decay: float) -
     if copies.period == 1:
         groups = [{"params": fast, "lr": lr}, {"params": slow, "lr": copies.k * lr}]
         return SGD(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    return mrreg.MultirateSGD(
-        [*fast, *slow], lr=lr, k=copies.k, fast=fast, momentum=momentum, weight_decay=weight_decay
-    )
+    return mrreg.MultirateSGD(copies, lr=lr, k=copies.k, fast=fast, momentum=momentum, weight_decay=weight_decay)

@@ -163,8 +163,8 @@ def full(task: Task) -> Callable[[], None]:
 
 def multirate(task: Task, k: int) -> Callable[[], None]:
     """One cycle of MultirateSGD."""
-    groups = mrreg.split(task.model, fast=task.head)
-    return partial(steps, task, mrreg.MultirateSGD(groups, lr=LR, k=k, momentum=MOMENTUM, foreach=True), k)
+    optimizer = mrreg.MultirateSGD(task.model, lr=LR, k=k, fast=task.head, momentum=MOMENTUM, foreach=True)
+    return partial(steps, task, optimizer, k)
 
 
 def by_hand(task: Task, k: int) -> Callable[[], None]:

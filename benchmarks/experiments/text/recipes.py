@@ -124,4 +124,4 @@ class Recipe:
             return Trainee(net, plain(parameters, **options))
         options |= {"k": self.k, "fast": net.part(self.fast), "slow_lr": self.slow_lr, "drift": self.drift}
         multirate = mrreg.MultirateSGD if self.optimizer == "SGD" else mrreg.MultirateAdamW
-        return Trainee(net, multirate(parameters, **options))
+        return Trainee(net, multirate(parameters, model=net, **options))

@@ -47,7 +47,7 @@ def optimizer(net: nn.Module, network: Name, method: Method, lr: float, weight_d
     options: dict[str, Any] = {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay}
     if method.fast is not None:
         groups = mrreg.split(net, fast=parts(network, method.fast))
-        return mrreg.MultirateSGD(groups, k=K, slow_lr=method.slow_lr, **options)
+        return mrreg.MultirateSGD(groups, k=K, slow_lr=method.slow_lr, model=net, **options)
     unfreeze(net, network, 1 if method.gradual else method.trained)
     return SGD(net.parameters(), **options)
 

@@ -38,7 +38,7 @@ def masked() -> Loop:
 
 def multirate() -> Loop:
     net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    optimizer = mrreg.MultirateSGD(net.parameters(), lr=0.01, k=4, fast=net[2], momentum=0.9)
+    optimizer = mrreg.MultirateSGD(net, lr=0.01, k=4, fast="2", momentum=0.9)
     return Loop(net, optimizer, batches(), {"test": lambda: [data()]})
 
 

@@ -424,7 +424,7 @@ def test_a_group_added_later_gets_the_clock() -> None:
 
 def test_composes_with_the_multirate_optimizer() -> None:
     model = nn.Sequential(mlp(), nn.Linear(3, 3))
-    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=5, fast=model[0].parameters(), momentum=0.9)
+    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=5, fast=model[0].parameters(), momentum=0.9)
     mrreg.attach(optimizer, model)
     for t in range(7):
         held = held_bits(model, optimizer)
@@ -433,7 +433,7 @@ def test_composes_with_the_multirate_optimizer() -> None:
         if t % 3 < 2:
             assert all(torch.equal(read(), bits) for read, bits in held)
     slow = nn.Sequential(mlp(), nn.Linear(3, 3))
-    optimizer = mrreg.MultirateSGD(slow.parameters(), lr=0.1, k=5, fast=slow[1].parameters())
+    optimizer = mrreg.MultirateSGD(slow, lr=0.1, k=5, fast=slow[1].parameters())
     with pytest.raises(ValueError, match="part of period 1, got 5"):
         mrreg.attach(optimizer, slow)
 
@@ -442,7 +442,7 @@ def test_a_masked_part_that_becomes_slow_is_refused() -> None:
     """Drift along momentum would move what the masks hold."""
     model = nn.Sequential(mlp(), nn.Linear(3, 3))
     parts = [(torch.optim.SGD(part.parameters(), lr=0.1, momentum=0.9), 1) for part in model]
-    optimizer = mrreg.Multirate(parts)
+    optimizer = mrreg.Multirate(parts, model=model)
     mrreg.attach(optimizer, model)
     train(model, optimizer, 2)
     optimizer.param_groups[0]["period"] = 2

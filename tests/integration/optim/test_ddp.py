@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from helpers.optimizers import MODE, loss, network, same, sgd, train
+from helpers.optimizers import loss, network, same, sgd, train
 from torch.nn.parallel import DistributedDataParallel
+
+import mrreg
 
 
 @pytest.fixture
@@ -24,10 +25,9 @@ class TestDistributedDataParallel:
     """Reports 12, 13: waiting for gradients that never come; ranks that drift apart."""
 
     def test_plain_is_refused_early(self) -> None:
-        wrapped = DistributedDataParallel(network())
-        net: Any = wrapped.module
+        wrapped: Any = DistributedDataParallel(network())
         with pytest.raises(RuntimeError, match="find_unused_parameters=True"):
-            sgd(net)
+            mrreg.MultirateSGD(wrapped, fast="head")
 
     def test_plain_and_wrapped_later_is_refused_at_the_first_step(self) -> None:
         net = network()
@@ -39,10 +39,9 @@ class TestDistributedDataParallel:
 
     @pytest.mark.filterwarnings("ignore:You passed find_unused_parameters=true")
     def test_static_graph_is_refused(self) -> None:
-        wrapped = DistributedDataParallel(network(), find_unused_parameters=True, static_graph=True)
-        net: Any = wrapped.module
+        wrapped: Any = DistributedDataParallel(network(), find_unused_parameters=True, static_graph=True)
         with pytest.raises(RuntimeError, match="static_graph"):
-            sgd(net)
+            mrreg.MultirateSGD(wrapped, fast="head")
 
     def test_the_recipe_trains_as_without(self) -> None:
         net, twin = network(), network()
@@ -55,17 +54,32 @@ class TestDistributedDataParallel:
         train(twin, plain, range(7))
         assert same(net, twin)
 
-    def test_wrapped_while_slow_parts_are_off_is_refused(self) -> None:
-        net = network()
+    @pytest.mark.parametrize("steps", [0, 2, 3])
+    def test_wrapped_while_slow_parts_are_off_is_refused(self, steps: int) -> None:
+        """After a forward that no step followed; also where steps were taken before, in another wrapper too."""
+        net: Any = network()
         optimizer = sgd(net)
-        train(net, optimizer, range(2))
-        other = copy.deepcopy(net).requires_grad_(True)
-        resumed = sgd(other)
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        wrapped = DistributedDataParallel(other, find_unused_parameters=True)
+        train(DistributedDataParallel(net, find_unused_parameters=True), optimizer, range(steps))
+        if optimizer.due[1]:
+            train(net, optimizer, range(steps, steps + 1))
+        loss(net, 0)
+        wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+        before = net.head.weight.clone()
         torch.autograd.backward(loss(wrapped, 2))
-        with nullcontext() if MODE.at_rest else pytest.raises(RuntimeError, match="never averages"):
-            resumed.step()
+        with pytest.raises(RuntimeError, match="never averages"):
+            optimizer.step()
+        assert torch.equal(before, net.head.weight)
+
+    def test_around_a_frozen_trunk_that_trains_later_is_refused_when_it_does(self) -> None:
+        net: Any = network()
+        net.trunk.requires_grad_(False)
+        wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+        optimizer = sgd(net)
+        train(wrapped, optimizer, range(4))
+        net.trunk.requires_grad_(True)
+        torch.autograd.backward(loss(wrapped, 4))
+        with pytest.raises(RuntimeError, match=r"built while .* had requires_grad=False"):
+            optimizer.step()
 
     def test_resumed_in_mid_cycle_after_wrapping_is_right(self) -> None:
         net = network()

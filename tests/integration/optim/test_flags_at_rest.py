@@ -1,23 +1,20 @@
-"""Flags at rest: an optimizer that knows the model shows nobody which parameters are due."""
+"""Nobody sees which parameters are due, every loop trains as the plain one, and what the user does to flags counts."""
 
+import copy
 import gc
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from helpers.flags import LOOKERS, LOOPS, STEPS, K, accumulated, bits, expected_gradients, flags, gradients, undisturbed
-from helpers.optimizers import MODE, Net, hybrid, loss, network, sgd, train
+from helpers.optimizers import Net, hybrid, loss, network, sgd, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mrreg
-
-
-@pytest.fixture(autouse=True)
-def mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimizers of the helpers know their model."""
-    monkeypatch.setattr(MODE, "at_rest", True)
 
 
 @pytest.mark.parametrize("look", LOOKERS, ids=lambda look: str(look.__name__))
@@ -33,14 +30,13 @@ def test_who_looks_between_steps_sees_a_plain_model_and_changes_nothing(look: Ca
         assert all(flags(net))
         look(net, optimizer)
     assert bits(net, undisturbed())
-    assert "flags at rest" in repr(optimizer)
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: str(loop.__name__))
-def test_every_loop_trains_as_with_visible_flags(loop: Callable[[Net, Any, int], None]) -> None:
+def test_every_loop_trains_as_the_plain_one(loop: Callable[[Net, Any, int], None]) -> None:
     net, twin = network(), network()
     optimizer = sgd(net)
-    other = mrreg.MultirateSGD(twin.parameters(), lr=0.1, k=K, fast=twin.head, momentum=0.9)
+    other = sgd(twin)
     for t in range(STEPS):
         loop(net, optimizer, t)
         assert all(flags(net))
@@ -75,9 +71,7 @@ def test_checkpointing_recomputes_with_the_flags_of_the_forward(use_reentrant: b
 def test_several_scales_and_a_model_in_evaluation_mode() -> None:
     """Fine-tuning with frozen statistics; the first step cannot know that no training mode will come."""
     net, twin = network(), network()
-    optimizer = hybrid(net.eval())
-    MODE.at_rest = False
-    other = hybrid(twin)
+    optimizer, other = hybrid(net.eval()), hybrid(twin)
     for t in range(9):
         torch.autograd.backward(loss(net, t))
         assert t < 1 or gradients(net) == [t % 2 == 0, t % 4 == 0, True, True]
@@ -150,18 +144,76 @@ class TestTheUser:
         loss(net, 0)
         assert not all(flags(net)) or optimizer.due[1]
 
-    def test_all_trainable_in_both_modes_and_inside_a_step(self) -> None:
-        for MODE.at_rest in (True, False):
-            net = network()
-            optimizer = sgd(net)
-            train(net, optimizer, range(1))
+    def test_all_trainable_inside_a_step(self) -> None:
+        net = network()
+        optimizer = sgd(net)
+        train(net, optimizer, range(1))
+        loss(net, 1)
+        before = flags(net)
+        assert before == [False, False, True, True]
+        with optimizer.all_trainable():
             loss(net, 1)
-            before = flags(net)
-            assert before == [False, False, True, True]
-            with optimizer.all_trainable():
-                loss(net, 1)
-                assert all(flags(net))
-            assert flags(net) == before
+            assert all(flags(net))
+        assert flags(net) == before
+
+    def test_the_whole_fast_part_frozen_in_mid_cycle(self) -> None:
+        """Something must require a gradient: the slow part gets one, and uses it at its sync steps."""
+        net = network()
+        optimizer = sgd(net)
+        for t in range(2 * STEPS):
+            net.head.requires_grad_(t % 4 < 2)
+            frozen = net.head.weight.detach().clone()
+            late = t % 4 == 2 and t < 4  # the first step without anything that is due
+            torch.autograd.backward(loss(net, t))
+            slow = net.trunk.weight.detach().clone()
+            with pytest.warns(mrreg.NoEffectWarning, match="that are due are frozen") if late else nullcontext():
+                optimizer.step()
+            optimizer.zero_grad()
+            assert torch.equal(net.head.weight, frozen) is (t % 4 >= 2)
+            assert not torch.equal(net.trunk.weight, slow)
+
+    @pytest.mark.parametrize("end", ["zero_grad", "closure"])
+    def test_a_step_that_is_left_out_or_fails_gives_the_flags_back(self, end: str) -> None:
+        net = network()
+        optimizer = sgd(net)
+        train(net, optimizer, range(1))
+
+        def closure() -> float:
+            torch.autograd.backward(loss(net, 1))
+            raise ZeroDivisionError
+
+        if end == "closure":
+            with pytest.raises(ZeroDivisionError):
+                optimizer.step(closure)
+        else:
+            value = loss(net, 1)
+            optimizer.zero_grad()  # between forward and backward: the step is still to come
+            assert flags(net) == [False, False, True, True]
+            torch.autograd.backward(value)
+            optimizer.zero_grad()
+        assert all(flags(net))
+        optimizer.zero_grad()
+        train(net, optimizer, range(1, STEPS))
+        assert bits(net, undisturbed())
+
+    def test_frozen_before_construction_stays_frozen(self) -> None:
+        net = network()
+        net.trunk.bias.requires_grad_(False)
+        net.head.bias.requires_grad_(False)
+        before = copy.deepcopy(net.state_dict())
+        optimizer = sgd(net)
+        train(net, optimizer, range(7))
+        assert flags(net) == [True, False, True, False]
+        assert all(torch.equal(before[name], net.state_dict()[name]) for name in ("trunk.bias", "head.bias"))
+
+    def test_parameters_die_with_model_and_optimizer(self) -> None:
+        net: Any = network()
+        optimizer: Any = sgd(net)
+        train(net, optimizer, range(2))
+        dead = weakref.ref(optimizer), weakref.ref(net.trunk.weight)
+        del net, optimizer
+        gc.collect()
+        assert [reference() for reference in dead] == [None, None]
 
 
 def test_a_child_that_is_called_without_the_root() -> None:
@@ -227,17 +279,12 @@ def test_adapters_switched_on_and_off() -> None:
 
 def test_masks_in_the_fast_part() -> None:
     """A masked forward calls its layer with other tensors in the place of the parameters."""
-    results = []
-    for at_rest in (True, False):
-        net: Any = mrreg.mask(network(), {"head": 0.5}, k=2)
-        given: Any = net if at_rest else net.parameters()
-        optimizer = mrreg.MultirateSGD(given, lr=0.1, k=K, fast=net.head, momentum=0.9)
-        mrreg.attach(optimizer, net)
-        for t in range(STEPS):
-            torch.autograd.backward(loss(net, t))
-            assert gradients(net) == expected_gradients(t)
-            optimizer.step()
-            optimizer.zero_grad()
-            assert not at_rest or all(flags(net))
-        results.append(net)
-    assert bits(*results)
+    net = mrreg.mask(network(), {"head": 0.5}, k=2)
+    optimizer = sgd(net)
+    mrreg.attach(optimizer, net)
+    for t in range(STEPS):
+        torch.autograd.backward(loss(net, t))
+        assert gradients(net) == expected_gradients(t)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(flags(net))

@@ -27,6 +27,8 @@ from torch.optim import lr_scheduler as schedulers
 
 import mrreg
 
+UNSEEN = pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")
+
 
 @pytest.mark.parametrize("base", TORCH + OTHERS[:3], ids=str)
 def test_period_1_is_the_base_bit_for_bit(base: Base) -> None:
@@ -129,7 +131,8 @@ def test_a_scheduler_of_one_base() -> None:
     net = network()
     base = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
     scheduler = schedulers.StepLR(base, 1, gamma=0.5)
-    optimizer = mrreg.Multirate([(torch.optim.Adam(net.head.parameters(), lr=0.01), 1), (base, 2)])
+    parts = [(torch.optim.Adam(net.head.parameters(), lr=0.01), 1), (base, 2)]
+    optimizer = mrreg.Multirate(parts, model=net)
     train(net, optimizer, range(3), scheduler.step)
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0125]
 
@@ -171,7 +174,8 @@ def test_hooks_fire_once_per_step() -> None:
 def test_hooks_of_a_base_fire_when_it_steps() -> None:
     net = network()
     base = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
-    optimizer = mrreg.Multirate([(torch.optim.SGD(net.head.parameters(), lr=0.1), 1), (base, 3)])
+    parts = [(torch.optim.SGD(net.head.parameters(), lr=0.1), 1), (base, 3)]
+    optimizer = mrreg.Multirate(parts, model=net)
     calls: list[str] = []
     base.register_step_pre_hook(lambda *_: calls.append("pre"))
     base.register_step_post_hook(lambda *_: calls.append("post"))
@@ -193,12 +197,11 @@ def test_a_slow_part_drifts_along_the_gradient_that_a_hook_of_its_base_left(opti
         if hooked:
             base.register_step_pre_hook(halve)
         alone = torch.nn.Parameter(torch.zeros(1))
-        optimizer = mrreg.Multirate([(torch.optim.SGD([alone], lr=0.1), 1), (base, 3)])
+        optimizer = mrreg.Multirate([(torch.optim.SGD([alone], lr=0.1), 1), (base, 3)], model=net)
         for t in range(7):
             optimizer.zero_grad()
             torch.autograd.backward(loss(net, t) * (1.0 if hooked else 0.5) + alone.sum())
             optimizer.step()
-        optimizer.close()
     assert same(*nets)
 
 
@@ -321,8 +324,8 @@ def test_clipping_sees_the_gradients_of_the_step() -> None:
 @pytest.mark.parametrize("slow_lr", ["coupled", "per_gradient"])
 def test_a_tensor_as_lr(make: Any, slow_lr: str) -> None:
     net, twin = network(), network()
-    ours = make(net.parameters(), lr=torch.tensor(0.25), k=4, fast=net.head, slow_lr=slow_lr)
-    plain = make(twin.parameters(), lr=0.25, k=4, fast=twin.head, slow_lr=slow_lr)
+    ours = make(net, lr=torch.tensor(0.25), k=4, fast=net.head, slow_lr=slow_lr)
+    plain = make(twin, lr=0.25, k=4, fast=twin.head, slow_lr=slow_lr)
     for each, by in ((net, ours), (twin, plain)):
         train(each, by, range(9), schedulers.StepLR(by, 3, gamma=0.5).step)
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
@@ -368,12 +371,11 @@ def test_a_swa_average_over_a_cycle() -> None:
     assert all(p.isfinite().all() for p in average.parameters())
 
 
+@UNSEEN
 def test_params_of_several_precisions() -> None:
     net = Net()
     net.trunk.to(torch.bfloat16)
-    optimizer = mrreg.MultirateSGD(
-        [*net.trunk.parameters(), net.head.bias, net.head.weight], lr=0.1, k=2, fast=net.head.bias
-    )
+    optimizer = mrreg.MultirateSGD(net, lr=0.1, k=2, fast="head.bias")
     for _ in range(5):
         for p in net.parameters():
             p.grad = torch.ones_like(p) if p.requires_grad else None
@@ -381,9 +383,10 @@ def test_params_of_several_precisions() -> None:
     assert clock(optimizer) == 5
 
 
+@UNSEEN
 def test_complex_parameters() -> None:
     slow, fast = torch.nn.Parameter(torch.ones(3, dtype=torch.complex128)), torch.nn.Parameter(torch.ones(3))
-    optimizer = mrreg.MultirateSGD([slow, fast], lr=0.1, k=2, fast=fast)
+    optimizer = mrreg.MultirateSGD(torch.nn.ParameterList([slow, fast]), lr=0.1, k=2, fast=fast)
     for _ in range(2):
         torch.autograd.backward((slow.abs().square().sum() if slow.requires_grad else 0) + fast.square().sum())
         optimizer.step()
@@ -391,6 +394,7 @@ def test_complex_parameters() -> None:
     torch.testing.assert_close(slow.detach(), torch.full((3,), 0.6 + 0j, dtype=torch.complex128))
 
 
+@UNSEEN
 @pytest.mark.parametrize("gradient", ["sync", "mean", "sum"])
 def test_sparse_gradients(gradient: str) -> None:
     def run(sparse: bool) -> torch.Tensor:
@@ -398,7 +402,8 @@ def test_sparse_gradients(gradient: str) -> None:
         table = torch.nn.Embedding(5, 3, sparse=sparse)
         table.weight.data = torch.randn(5, 3, generator=generator)
         fast = torch.nn.Parameter(torch.ones(3))
-        optimizer = mrreg.MultirateSGD([table.weight, fast], lr=0.1, k=2, fast=fast, gradient=gradient)
+        both = torch.nn.ParameterList([table.weight, fast])
+        optimizer = mrreg.MultirateSGD(both, lr=0.1, k=2, fast=fast, gradient=gradient)
         for t in range(5):
             torch.autograd.backward((table(torch.tensor([t, 1])) * fast).square().sum())
             optimizer.step()

@@ -4,10 +4,7 @@ import pytest
 import torch
 from helpers.optimizers import adamw, network, sgd
 
-
-@pytest.fixture(autouse=True)
-def mode() -> None:
-    """Flags that are visible between steps, without a model."""
+pytestmark = pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")  # gradients are put in by hand
 
 
 class TestWeightDecay:

@@ -18,7 +18,7 @@ class TestWrapping:
         net = network()
         base = torch.optim.SGD(net.head.parameters(), lr=0.1, momentum=0.9)
         other = torch.optim.AdamW(net.trunk.parameters(), lr=0.1)
-        optimizer = mrreg.Multirate([(base, 1), (other, 2)])
+        optimizer = mrreg.Multirate([(base, 1), (other, 2)], model=net)
         train(net, optimizer, range(3))
         assert isinstance(optimizer, torch.optim.Optimizer)
         assert optimizer.param_groups == base.param_groups + other.param_groups
@@ -77,6 +77,7 @@ def test_reentrant_checkpointing_below_a_frozen_layer(use_reentrant: bool, fast:
         lr=0.1,
         k=3,
         fast=[getattr(net, name) for name in fast],
+        model=net,
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", mrreg.NoEffectWarning)

@@ -15,7 +15,7 @@ KINDS = [(SGD, mrreg.MultirateSGD, {"lr": 0.05, "momentum": 0.9}), (AdamW, mrreg
 
 
 def by_parameters(net: Net, form: Any, options: Any) -> Optimizer:
-    optimizer: Optimizer = form(net.parameters(), k=3, fast=net.head, **options)
+    optimizer: Optimizer = form(net.parameters(), k=3, fast=net.head, model=net, **options)
     return optimizer
 
 
@@ -35,7 +35,7 @@ def decay_groups(net: nn.Module) -> list[dict[str, Any]]:
 
 
 def by_groups(net: Net, form: Any, options: Any) -> Optimizer:
-    optimizer: Optimizer = form(decay_groups(net), k=3, fast=net.head, **options)
+    optimizer: Optimizer = form(decay_groups(net), k=3, fast=net.head, model=net, **options)
     return optimizer
 
 

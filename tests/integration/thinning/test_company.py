@@ -138,7 +138,7 @@ def test_the_fast_part_of_a_multirate_optimizer(wrapped: bool) -> None:
     model = Stem(thin_net())
     if wrapped:
         slow, fast = SGD(model.stem.parameters(), lr=0.01), SGD(model.body.parameters(), lr=0.1)
-        optimizer: Any = mrreg.Multirate([(fast, 1), (slow, 2)])
+        optimizer: Any = mrreg.Multirate([(fast, 1), (slow, 2)], model=model)
     else:
         optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="body", slow_lr=0.0)
     mrreg.attach(optimizer, model)

@@ -75,7 +75,7 @@ def test_wrappers_that_wait_are_refused(options: dict[str, bool]) -> None:
     for where, hand_over in (
         ("split", lambda: mrreg.split(wrapped, fast="2")),
         ("biases", lambda: mrreg.biases(wrapped)),
-        ("MultirateSGD", lambda: mrreg.MultirateSGD(wrapped.parameters(), fast=wrapped.module[2])),
+        ("MultirateSGD", lambda: mrreg.MultirateSGD(wrapped, fast=wrapped.module[2])),
     ):
         words = "DistributedDataParallel waits for a gradient of every parameter, and slow ones mostly have none"
         with pytest.raises(RuntimeError, match=f"{where}: {words}. Build it with find_unused_parameters=True"):
@@ -88,7 +88,7 @@ def test_parameters_that_nobody_averages_are_refused() -> None:
     model[0].requires_grad_(False)
     wrapped: Any = DistributedDataParallel(model, find_unused_parameters=True)
     assert unaveraged(wrapped) == {id(p) for p in model[0].parameters()}
-    optimizer = mrreg.MultirateSGD(mrreg.split(wrapped, fast="2"), lr=0.1)
+    optimizer = mrreg.MultirateSGD(mrreg.split(wrapped, fast="2"), lr=0.1, model=wrapped)
     model[0].requires_grad_(True)
     words = "DistributedDataParallel was built while .* had requires_grad=False, and never averages"
     with pytest.raises(RuntimeError, match=f"split: {words}"):
@@ -101,7 +101,7 @@ def test_parameters_that_nobody_averages_are_refused() -> None:
 @pytest.mark.usefixtures("group")
 def test_wrappers_of_other_models_are_nobodys_business() -> None:
     other = DistributedDataParallel(net())
-    mrreg.MultirateSGD(net().parameters(), fast=lambda _, p: p.dim() == 1)
+    mrreg.MultirateSGD(net(), fast=lambda _, p: p.dim() == 1)
     del other
 
 

@@ -15,7 +15,7 @@ def step(model: Net, optimizer: torch.optim.Optimizer) -> None:
 
 def test_numbers_follow_the_clock() -> None:
     model = Net()
-    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=3, fast=model.head.parameters(), momentum=0.9)
+    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=3, fast=model.head.parameters(), momentum=0.9)
     seen = []
     for _ in range(4):
         seen.append(optimizer.metrics())
@@ -36,7 +36,7 @@ def test_numbers_follow_the_clock() -> None:
 def test_drift_norm_is_what_the_next_step_moves(momentum: float, slow_lr: str | float) -> None:
     model = Net()
     fast = model.head.parameters()
-    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=3, fast=fast, momentum=momentum, slow_lr=slow_lr)
+    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=3, fast=fast, momentum=momentum, slow_lr=slow_lr)
     step(model, optimizer)
     told = optimizer.metrics()["multirate/part1/drift_norm"]
     before = torch.cat([p.detach().flatten().clone() for p in model.trunk.parameters()])
@@ -48,6 +48,6 @@ def test_drift_norm_is_what_the_next_step_moves(momentum: float, slow_lr: str | 
 
 def test_without_drift_there_is_no_norm() -> None:
     model = Net()
-    optimizer = mrreg.MultirateSGD(model.parameters(), lr=0.1, k=3, fast=model.head.parameters(), drift=False)
+    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=3, fast=model.head.parameters(), drift=False)
     step(model, optimizer)
     assert not [key for key in optimizer.metrics() if "norm" in key]

@@ -131,12 +131,6 @@ def test_prefixes_of_wrappers_may_be_given() -> None:
     assert fast["params"] == [model.layer4.weight]
 
 
-def test_names_inside_a_mask() -> None:
-    model = nn.Sequential(mrreg.MultirateMask(nn.Linear(2, 2), p=0.5, k=5), nn.Linear(2, 2))
-    for fast in ("0", "0.weight", "0.module.weight"):
-        assert mrreg.split(model, fast=fast)[0]["param_names"][0] == "0.module.weight"
-
-
 def test_a_real_part_called_module_is_told_from_a_wrapper() -> None:
     model = nn.ModuleDict({"fc": nn.Linear(2, 2), "module": nn.ModuleDict({"fc": nn.Linear(2, 2)})})
     assert mrreg.split(model, fast="fc")[0]["param_names"] == ["fc.weight", "fc.bias"]

@@ -32,10 +32,13 @@ def test_what_fast_may_be(form: Any) -> None:
         (p for p in net.head.parameters()),
     ]
     for fast in choices:
-        assert periods(form(net.parameters(), 0.1, 5, fast)) == [(1, 2), (5, 2)]
-    assert periods(form(net.parameters(), fast=net.head.bias)) == [(1, 1), (5, 3)]
-    assert periods(form(net.named_parameters(), fast="head", k=2)) == [(1, 2), (2, 2)]
-    assert periods(form(iter(net.parameters()), k=np.int64(3), fast=[net.head.bias, net.trunk])) == [(1, 3), (3, 1)]
+        assert periods(form(net, 0.1, 5, fast)) == [(1, 2), (5, 2)]
+    assert periods(form(net.parameters(), fast=net.head.bias, model=net)) == [(1, 1), (5, 3)]
+    assert periods(form(net.named_parameters(), fast="head", k=2, model=net)) == [(1, 2), (2, 2)]
+    assert periods(form(iter(net.parameters()), k=np.int64(3), fast=[net.head.bias, net.trunk], model=net)) == [
+        (1, 3),
+        (3, 1),
+    ]
 
 
 @pytest.mark.parametrize("form", BOTH)
@@ -45,7 +48,7 @@ def test_existing_groups_keep_order_and_options(form: Any) -> None:
         {"params": [net.head.weight, net.trunk.weight], "weight_decay": 0.5},
         {"params": [net.trunk.bias, net.head.bias], "weight_decay": 0.0, "lr": 0.3},
     ]
-    optimizer = form(groups, lr=0.1, k=4, fast=net.head)
+    optimizer = form(groups, lr=0.1, k=4, fast=net.head, model=net)
     assert periods(optimizer) == [(1, 1), (4, 1), (1, 1), (4, 1)]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.5, 0.0, 0.0]
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, 0.3, 0.3]
@@ -56,18 +59,18 @@ def test_existing_groups_keep_order_and_options(form: Any) -> None:
 
 def test_split_marks_slow_groups_and_k_fills_them_in() -> None:
     net = network()
-    assert periods(mrreg.MultirateSGD(mrreg.split(net, fast="head"), lr=0.1, k=7)) == [(1, 2), (7, 2)]
+    assert periods(mrreg.MultirateSGD(mrreg.split(net, fast="head"), lr=0.1, k=7, model=net)) == [(1, 2), (7, 2)]
     three = mrreg.split(net, slow={"trunk.weight": 6, "trunk.bias": 2})
-    optimizer = mrreg.MultirateSGD(three, lr=0.1)
+    optimizer = mrreg.MultirateSGD(three, lr=0.1, model=net)
     assert sorted(periods(optimizer)) == [(1, 2), (2, 1), (6, 1)]
     assert optimizer.due == (True, True, True)
-    assert periods(mrreg.MultirateSGD(mrreg.biases(net), lr=0.1, k=2)) == [(1, 2), (2, 2)]
+    assert periods(mrreg.MultirateSGD(mrreg.biases(net), lr=0.1, k=2, model=net)) == [(1, 2), (2, 2)]
 
 
 def test_split_serves_any_base() -> None:
     net = network()
     slow_too = mrreg.split(net, slow={"trunk": 3})
-    optimizer = mrreg.Multirate([(torch.optim.RMSprop(slow_too, lr=0.1), None)])
+    optimizer = mrreg.Multirate([(torch.optim.RMSprop(slow_too, lr=0.1), None)], model=net)
     assert optimizer.due == (True, True)
     train(net, optimizer, range(1))
     assert optimizer.due == (True, False)
@@ -83,7 +86,7 @@ def test_slow_lr(form: Any) -> None:
     net = network()
 
     def rates(**options: Any) -> list[float]:
-        optimizer = form(net.parameters(), **{"lr": 0.5, "k": 4, "fast": net.head} | options)
+        optimizer = form(net, **{"lr": 0.5, "k": 4, "fast": net.head} | options)
         return per_step(optimizer)
 
     assert rates() == rates(slow_lr="coupled") == [0.5, 0.5]
@@ -93,8 +96,8 @@ def test_slow_lr(form: Any) -> None:
     assert rates(slow_lr="per_gradient", k=1) == [0.5]  # one part
     own = [{"params": list(net.head.parameters())}, {"params": list(net.trunk.parameters()), "period": 4, "lr": 0.4}]
     given: dict[str, Any] = {"lr": 0.5}
-    assert per_step(form(own, **given, slow_lr=0.01)) == [0.5, 0.4]
-    assert per_step(form(own, **given, slow_lr="per_gradient")) == [0.5, 0.1]
+    assert per_step(form(own, **given, model=net, slow_lr=0.01)) == [0.5, 0.4]
+    assert per_step(form(own, **given, model=net, slow_lr="per_gradient")) == [0.5, 0.1]
 
 
 def test_a_scheduler_scales_both_rates() -> None:
@@ -222,13 +225,13 @@ def test_no_slow_part_warns_unless_k_is_1() -> None:
 def test_options_reach_the_base() -> None:
     net = network()
     optimizer = mrreg.MultirateSGD(
-        net.parameters(), lr=0.1, fast=net.head, momentum=0.9, nesterov=True, maximize=True, foreach=False
+        net, lr=0.1, fast=net.head, momentum=0.9, nesterov=True, maximize=True, foreach=False
     )
     for group in optimizer.param_groups:
         assert group["momentum"] == 0.9
         assert group["nesterov"] is group["maximize"] is True
         assert group["foreach"] is False
-    adamw = mrreg.MultirateAdamW(net.parameters(), fast=net.head, betas=(0.8, 0.9), eps=1e-3, amsgrad=True)
+    adamw = mrreg.MultirateAdamW(net, fast=net.head, betas=(0.8, 0.9), eps=1e-3, amsgrad=True)
     assert adamw.param_groups[1]["betas"] == (0.8, 0.9)
     assert adamw.param_groups[1]["eps"] == 1e-3
     assert adamw.defaults["amsgrad"] is True
@@ -236,7 +239,7 @@ def test_options_reach_the_base() -> None:
 
 net = nn.Linear(2, 2)
 other = Parameter(torch.ones(1))
-FIT: dict[str, Any] = {"params": [net.weight, net.bias], "fast": net.bias}
+FIT: dict[str, Any] = {"params": [net.weight, net.bias], "fast": net.bias, "model": net}
 REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"k": 0}, "k must be a whole number, at least 1, got 0"),
     (ValueError, {"k": -1}, "k must be"),
@@ -252,7 +255,12 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"gradient": "max"}, "gradient must be one of"),
     (TypeError, {"params": net.weight}, "params must be a module, parameters"),
     (ValueError, {"params": nn.ReLU(), "fast": None}, "params must be something with parameters"),
-    (TypeError, {"model": [net]}, "model must be an nn.Module, got 'list'"),
+    (TypeError, {"model": [net]}, "model must be the nn.Module with all slow parameters, got 'list'"),
+    (
+        TypeError,
+        {"model": None},
+        "model must be the nn.Module with all .* got 'NoneType'. Give it as model=, or to Mult",
+    ),
     (ValueError, {"model": nn.Linear(2, 2)}, "model must be the module that holds all slow parameters, got .* without"),
     (ValueError, {"params": net, "model": nn.Sequential(net)}, "model must be left out where params is a module"),
     (TypeError, {"params": None}, "params must be a module, parameters"),
@@ -281,7 +289,7 @@ def test_refused(form: Any, kind: type[Exception], options: dict[str, Any], mess
 
 def test_positional_arguments_are_those_of_the_issue() -> None:
     a, b = network(), network()
-    first = mrreg.MultirateSGD(a.parameters(), 0.1, 3, a.head, momentum=0.9)
+    first = mrreg.MultirateSGD(a, 0.1, 3, a.head, momentum=0.9)
     second = sgd(b)
     train(a, first, range(5))
     train(b, second, range(5))
@@ -294,7 +302,7 @@ def test_numpy_numbers_become_pythons(form: Any) -> None:
     net = network()
     number = np.float32(0.25)
     for slow_lr in ("per_gradient", number):
-        optimizer = form(net.parameters(), lr=0.25, k=np.int32(4), fast=net.head, slow_lr=slow_lr)
+        optimizer = form(net, lr=0.25, k=np.int32(4), fast=net.head, slow_lr=slow_lr)
         kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
         assert kinds <= {int, float, bool, str, list, tuple, type(None)}
 
