@@ -15,7 +15,7 @@ Choice: TypeAlias = Selector | Iterable[Any]
 Names: TypeAlias = dict[Tensor, tuple[str, ...]]  # every name a parameter goes by; empty where none is known
 Group: TypeAlias = dict[str, Any]
 
-# Names that DDP, torch.compile, FSDP1, activation checkpointing and MultirateMask put between those of modules.
+# Names that DDP, torch.compile, FSDP1 and activation checkpointing put between those of modules.
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 

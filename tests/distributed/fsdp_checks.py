@@ -34,7 +34,8 @@ from distributed.cases import (
 def fsdp_multirate(rank: int) -> None:
     for make in ENGINES:
         equal_to_one_process(sharded(plain_net()), plain_net(), make, rank)
-    equal_to_one_process(sharded(plain_net(), single=True), plain_net(), sgd, rank)
+    # torch leaves the root's parameters whole after an evaluation, with the flags of that moment
+    equal_to_one_process(sharded(plain_net(), single=True), plain_net(), sgd, rank, evaluates=False)
 
 
 @check

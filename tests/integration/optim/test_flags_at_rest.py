@@ -279,7 +279,7 @@ def test_adapters_switched_on_and_off() -> None:
 
 def test_masks_in_the_fast_part() -> None:
     """A masked forward calls its layer with other tensors in the place of the parameters."""
-    net = mrreg.mask(network(), {"head": 0.5}, k=2)
+    net: Any = mrreg.mask(network(), {"head": 0.5}, k=2)
     optimizer = sgd(net)
     mrreg.attach(optimizer, net)
     for t in range(STEPS):

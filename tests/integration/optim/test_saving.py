@@ -98,7 +98,7 @@ def resumes(make: Make, route: Route, stop: int, dtype: torch.dtype = torch.floa
     assert other.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
 
 
-MAKES = [sgd, adamw, hybrid]
+MAKES: list[Make] = [sgd, adamw, hybrid]
 ROUTES = [*LOCAL, through_distributed, through_distributed_flat]
 WAYS = [(drift, gradient, stop) for drift in (True, False) for gradient in ("sync", "mean") for stop in (2, 5)]
 

@@ -75,7 +75,7 @@ def test_wrappers_that_wait_are_refused(options: dict[str, bool]) -> None:
     for where, hand_over in (
         ("split", lambda: mrreg.split(wrapped, fast="2")),
         ("biases", lambda: mrreg.biases(wrapped)),
-        ("MultirateSGD", lambda: mrreg.MultirateSGD(wrapped, fast=wrapped.module[2])),
+        ("split", lambda: mrreg.MultirateSGD(wrapped, fast=wrapped.module[2])),
     ):
         words = "DistributedDataParallel waits for a gradient of every parameter, and slow ones mostly have none"
         with pytest.raises(RuntimeError, match=f"{where}: {words}. Build it with find_unused_parameters=True"):

@@ -102,9 +102,9 @@ def test_a_parameter_twice_in_a_group_is_refused() -> None:
 
 
 def test_numpy_numbers_generators_and_lists_are_accepted() -> None:
-    bases = ([plain(), np.int64(1)], [plain(), np.int32(4)])
-    model = nn.ParameterList(p for base, _ in bases for p in base.param_groups[0]["params"])  # type: ignore[union-attr]
-    optimizer = mrreg.Multirate((pair for pair in bases), model=model)  # type: ignore[misc]
+    bases: Any = ([plain(), np.int64(1)], [plain(), np.int32(4)])
+    model = nn.ParameterList(p for base, _ in bases for p in base.param_groups[0]["params"])
+    optimizer = mrreg.Multirate((pair for pair in bases), model=model)
     assert [group["period"] for group in optimizer.param_groups] == [1, 4]
     assert all(type(group["period"]) is int for group in optimizer.param_groups)
 
