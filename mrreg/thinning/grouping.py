@@ -75,7 +75,7 @@ class Finder:
                 self._connect(op, op.columns)
         self.read_by_output = self._reached_by_output()
         self.skips = set(self._skips())
-        self._members_of: dict[tuple[Place, int], str] = {}  # positions that a group has already, with its name
+        self._members_of: dict[tuple[Place, int], tuple[str, int]] = {}  # positions that a group has, and which
 
     def _add(self, number: int, op: MixingOp) -> None:
         self._place(op.rows)
@@ -227,9 +227,10 @@ class Finder:
             counts = torch.bincount(reached[reached >= 0], minlength=len(units))
             if reached.min() > SEVERAL and counts.min() == counts.max() > 0:
                 members[other] = reached.argsort(stable=True)[(reached < 0).sum() :].reshape(len(units), -1).tolist()
+        unit = name, next(iter(units[0].values()))[0]
         for position in ((other, i) for other, indices in members.items() for each in indices for i in each):
-            if self._members_of.setdefault(position, name) != name:
-                return {}, f"{position[0][0]} has the same position for units of {self._members_of[position]}"
+            if self._members_of.setdefault(position, unit) != unit:
+                return {}, f"{position[0][0]} has the same position for units of {self._members_of[position][0]}"
         return members, ""
 
     def _reached_units(self, influence: Influence, of_column: Tensor, units: int) -> dict[Place, Tensor]:

@@ -14,7 +14,7 @@ from mrreg.errors import add_note
 from mrreg.masks.checkpoints import CheckpointGuard
 from mrreg.masks.groups import Kind
 from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
-from mrreg.thinning.recurrent import RECURRENT, unrolled
+from mrreg.thinning.substitutes import LEAKY, RECURRENT, unrolled
 
 
 class Channels(NamedTuple):
@@ -263,53 +263,4 @@ READERS: dict[str, Callable[..., Layout | None]] = {
     **dict.fromkeys(("embedding", "embedding_bag"), _embedding),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _convolution(0, 1)),
     **dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), _convolution(1, 0)),
-}
-
-
-def _leaky(_: Any, x: Tensor, *__: Any, **___: Any) -> Tensor:
-    return F.leaky_relu(x, 0.3)
-
-
-def _clamp(func: Any, x: Tensor, *bounds: Any, **named: Any) -> Tensor:
-    lower = named.get("min", bounds[0] if bounds else None)
-    zero = isinstance(lower, int | float) and lower == 0  # as relu, others guard logarithms and divisions
-    return F.leaky_relu(x, 0.3) if zero else func(x, *bounds, **named)
-
-
-def _prelu(_: Any, x: Tensor, weight: Tensor) -> Tensor:
-    slope = weight.reshape(-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else weight
-    return F.leaky_relu(x, 0.3) + slope * x
-
-
-def _leaky_pool(dims: int) -> Callable[..., Any]:
-    """Add the mean over positions to a maximum, which alone would hide the slope of a PReLU under it."""
-
-    def pool(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        value = func(x, *args, **kwargs)
-        return value + x.mean(tuple(range(-dims, 0)), keepdim=True) if isinstance(value, Tensor) else value
-
-    return pool
-
-
-def _batch_norm(
-    func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any
-) -> Any:
-    """Normalize by a formula: autograd's has no gradient for the running statistics."""
-    training = named.get("training", rest[0] if rest else False)
-    if training or mean is None:
-        return func(x, mean, variance, weight, bias, *rest, **named)
-    shape = (-1, *[1] * (x.dim() - 2))
-    scale = (variance + 1e-5).rsqrt() if weight is None else weight * (variance + 1e-5).rsqrt()
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return x * scale.reshape(shape) + shift.reshape(shape)
-
-
-# A unit that relu holds at zero, or that is never the largest, would seem to reach nothing.
-LEAKY: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_"), _leaky),
-    **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _leaky),
-    **dict.fromkeys(("clamp", "clamp_min", "clip"), _clamp),
-    "prelu": _prelu,
-    "batch_norm": _batch_norm,
-    **{f"{kind}max_pool{d}d": _leaky_pool(d) for kind in ("", "adaptive_") for d in (1, 2, 3)},
 }

@@ -122,7 +122,7 @@ class LiteralTraining:
 
 
 def check_training(
-    model: nn.Module, inputs: Any, make: Make, k: int = 3, p: Any = 0.5, **options: Any
+    model: nn.Module, inputs: Any, make: Make, k: int = 3, p: Any = 0.5, steps: int | None = None, **options: Any
 ) -> Mapping[str, Any]:
     """Train a float64 model thin for a cycle and two steps more, and literally; return the report of `thin`."""
     plain = copy.deepcopy(model)
@@ -130,7 +130,7 @@ def check_training(
     ours = make(model.parameters())
     mrreg.attach(ours, model)
     literal = LiteralTraining(plain, report.groups, make, k, boost=k, rescale=True)
-    for t in range(k + 2):
+    for t in range(steps or k + 2):
         with NoDropout():
             torch.manual_seed(t)  # for blocks that are left out at random
             expected = literal.step(inputs)

@@ -210,3 +210,17 @@ def test_a_forward_of_one_example_without_a_batch_shows_the_same_groups() -> Non
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     alone, batched = (look(net, x)[0]["0"].slots for x in (torch.randn(4), torch.randn(3, 4)))
     assert [(s.name, s.indices.tolist()) for s in alone] == [(s.name, s.indices.tolist()) for s in batched]
+
+
+def test_a_member_that_two_sources_of_a_concatenation_share_is_no_place_of_both() -> None:
+    class Shared(Net):
+        def __init__(self) -> None:
+            super().__init__(out=16)
+            self.second, self.prelu = nn.Linear(4, 8), nn.PReLU(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.cat([self.prelu(self.first(x)), self.prelu(self.second(x)).sin()], 1))  # type: ignore[no-any-return]
+
+    groups, refusals = look(Shared(), X)
+    assert "prelu.weight[0]" in roles(groups["first"])
+    assert refusals["second"].reason == "prelu.weight has the same position for units of first"

@@ -1,9 +1,10 @@
-"""Recurrent layers written as products: which units reach which is the same at every step of a sequence."""
+"""What a recorded forward computes in the place of functions that hide which channels reach which."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -62,3 +63,52 @@ def _cell(kind: str, linear: Linear, recurrent: Sequence[Any], projection: Seque
         return [(gates + own).tanh()]
 
     return step
+
+
+def _leaky(_: Any, x: Tensor, *__: Any, **___: Any) -> Tensor:
+    return F.leaky_relu(x, 0.3)
+
+
+def _clamp(func: Any, x: Tensor, *bounds: Any, **named: Any) -> Tensor:
+    lower = named.get("min", bounds[0] if bounds else None)
+    zero = isinstance(lower, int | float) and lower == 0  # as relu, others guard logarithms and divisions
+    return F.leaky_relu(x, 0.3) if zero else func(x, *bounds, **named)
+
+
+def _prelu(_: Any, x: Tensor, weight: Tensor) -> Tensor:
+    slope = weight.reshape(-1, *[1] * (x.dim() - 2)) if x.dim() > 1 else weight
+    return F.leaky_relu(x, 0.3) + slope * x
+
+
+def _leaky_pool(dims: int) -> Callable[..., Any]:
+    """Add the mean over positions to a maximum, which alone would hide the slope of a PReLU under it."""
+
+    def pool(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        value = func(x, *args, **kwargs)
+        return value + x.mean(tuple(range(-dims, 0)), keepdim=True) if isinstance(value, Tensor) else value
+
+    return pool
+
+
+def _batch_norm(
+    func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+) -> Any:
+    """Normalize by a formula: autograd's has no gradient for the running statistics."""
+    training = named.get("training", rest[0] if rest else False)
+    if training or mean is None:
+        return func(x, mean, variance, weight, bias, *rest, **named)
+    shape = (-1, *[1] * (x.dim() - 2))
+    scale = (variance + 1e-5).rsqrt() if weight is None else weight * (variance + 1e-5).rsqrt()
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return x * scale.reshape(shape) + shift.reshape(shape)
+
+
+# A unit that relu holds at zero, or that is never the largest, would seem to reach nothing.
+LEAKY: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_"), _leaky),
+    **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _leaky),
+    **dict.fromkeys(("clamp", "clamp_min", "clip"), _clamp),
+    "prelu": _prelu,
+    "batch_norm": _batch_norm,
+    **{f"{kind}max_pool{d}d": _leaky_pool(d) for kind in ("", "adaptive_") for d in (1, 2, 3)},
+}
