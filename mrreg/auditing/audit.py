@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_map_only
 
 from mrreg.auditing.advice import advice, render
 from mrreg.auditing.measure import WHERE, Cost, Pass, Trace
 from mrreg.distributed.checks import check_model
-from mrreg.errors import check, check_int, check_type, invalid_argument
+from mrreg.errors import check, check_int, check_type
 from mrreg.isolation import left_as_it_was
 from mrreg.module_utils import tensors_in
 from mrreg.optim.param_groups import Choice, choose, read_groups
@@ -103,17 +104,15 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
         return _report(step, set(chosen) & set(trained))
 
 
-def _inputs(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _inputs(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments and keyword arguments, cut off from the graph that they may belong to."""
-    if isinstance(given, Mapping):
-        return (), {name: _detached(value) for name, value in given.items()}
     rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
-    check(isinstance(given, Tensor | tuple | list), WHERE, "example_inputs", rule, type(given).__name__, kind=TypeError)
-    return tuple(map(_detached, [given] if isinstance(given, Tensor) else given)), {}
-
-
-def _detached(value: Any) -> Any:
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    known = isinstance(given, Tensor | tuple | list | Mapping)
+    check(known, WHERE, "example_inputs", rule, type(given).__name__, kind=TypeError)
+    named = dict(given) if isinstance(given, Mapping) else {}
+    args = () if named else (given,) if isinstance(given, Tensor) else tuple(given)
+    found: Any = tree_map_only(Tensor, lambda each: each.detach().requires_grad_(each.requires_grad), (args, named))
+    return found  # type: ignore[no-any-return]
 
 
 def _default_loss(output: Any) -> Tensor:
@@ -121,11 +120,10 @@ def _default_loss(output: Any) -> Tensor:
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(found, Tensor):
         return found
-    for each in tensors_in(output):
-        if each.is_floating_point():
-            return each.float().square().mean()
+    numbers = [each for each in tensors_in(output) if each.is_floating_point()]
     rule = "given where the output has no loss and no floating-point tensor"
-    raise invalid_argument(ValueError, WHERE, "loss_fn", rule, type(output).__name__)
+    check(numbers, WHERE, "loss_fn", rule, type(output).__name__)
+    return numbers[0].float().square().mean()
 
 
 def _report(step: Pass, fast: Set[Tensor]) -> Audit:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_hook
 
-from mrreg.errors import check
+from mrreg.errors import add_note, check
 from mrreg.module_utils import join, tensors_in
 
 WHERE = "audit"
@@ -63,7 +63,12 @@ class Pass:
         nn.Module.zero_grad(self.model)
         for p in self.trained:
             p.requires_grad_(p in trainable)
-        loss: Any = self.loss_fn(self.model(*self.args, **self.kwargs))
+        try:
+            output = self.model(*self.args, **self.kwargs)
+        except Exception as error:
+            add_note(error, f"{WHERE}: raised by the forward in training mode on example_inputs.")
+            raise
+        loss: Any = self.loss_fn(output)
         single = isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point()
         got = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         check(single, WHERE, "loss_fn", "a function whose result is one number", got, "Take its mean.")

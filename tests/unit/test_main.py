@@ -107,7 +107,7 @@ def test_p_is_checked_before_anything_is_searched(monkeypatch: pytest.MonkeyPatc
         ([NET, "--shape", "4,6", "--inputs", f"{__name__}:words"], "got 'both'"),
         ([NET, "--shape", "4,x"], "whole numbers with commas, such as 2,3,64,64, got '4,x'"),
         ([NET, "--shape", "4,6", "--fast", "layer"], "audit: fast must be the name of a module"),
-        ([NET, "--shape", "4,5"], "shapes cannot be multiplied"),
+        ([NET, "--shape", "4,5"], "audit: raised by the forward in training mode on example_inputs."),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: list[str], says: str) -> None:

@@ -220,9 +220,10 @@ def test_model_is_as_it_was(prepare: Callable[[nn.Module], nn.Module]) -> None:
 def test_model_is_as_it_was_after_an_error() -> None:
     model = network()
     before = list(flat(everything(model)))
-    with pytest.raises(RuntimeError, match="shape"):
+    with pytest.raises(RuntimeError, match="shape") as raised:
         mrreg.audit(model, fast="5", example_inputs=torch.ones(4, 5))
     assert list(flat(everything(model))) == before
+    assert "audit: raised by the forward" in "".join(getattr(raised.value, "__notes__", raised.value.args))
 
 
 def test_model_in_evaluation_mode_is_measured_in_training_mode() -> None:
