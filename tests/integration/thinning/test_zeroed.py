@@ -75,7 +75,7 @@ def absent(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
     """Along which dimension, and where, entries of the attention are absent."""
     mask, found = mask_of(model), {}
     for name, tensor in mask.tensors.items():
-        for dim, kept in tensor._kept.items() if "attention" in name else ():
+        for dim, kept in tensor.kept.items() if "attention" in name else ():
             present = torch.zeros(model.get_parameter(name).shape[dim], dtype=torch.bool)
             present[kept] = True
             found[name] = dim, (~present).nonzero().flatten()
