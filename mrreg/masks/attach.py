@@ -11,7 +11,7 @@ from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharde
 from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state, quoted
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.mask import Mask
-from mrreg.masks.optimizers import inner_optimizer, refuse_unfit
+from mrreg.masks.optimizers import examine, inner_optimizer
 from mrreg.masks.status import collect_state, describe, masks_in, positions
 from mrreg.module_utils import join, within
 
@@ -124,7 +124,7 @@ def attach(
     pairs = list(zip(optimizers, step_hooks, strict=True))
     for each, hooks in pairs:
         hooks.read_clock(WHERE, each.param_groups)
-        refuse_unfit(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
+        examine(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
     for _, mask, _first in masks:
         if mask.handle is not None:
             mask.handle.remove()

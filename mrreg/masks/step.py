@@ -11,6 +11,8 @@ from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
 from mrreg.masks.entries import Unwritten
 from mrreg.masks.mask import Mask
+from mrreg.masks.nested import Path, leaves, replaced
+from mrreg.masks.optimizers import BeginState
 from mrreg.masks.tensors import MaskedTensor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -24,8 +26,8 @@ class Leaf:
 
     def __init__(self, parameter: Tensor) -> None:
         self.parameter = parameter
-        self._memory: dict[str, Tensor] = {}  # of what has been gathered, to gather into again
-        self._known: dict[str, tuple[Unwritten, Any, Tensor]] = {}  # state that has been written back, and its entries
+        self._memory: dict[Path, Tensor] = {}  # of what has been gathered, to gather into again
+        self._known: dict[Path, tuple[Unwritten, Any, Tensor]] = {}  # state that has been written back, and its entries
         self._step = 0  # that wrote it
         self.leaf = nn.Parameter(torch.empty(0))
         self._gradient: Tensor | None = None  # the parameter's, during a step
@@ -41,20 +43,17 @@ class Leaf:
             raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
         self._entries, self._shape = tensor.entries(p), tensor.kept_shape(p)
         self._params, self._place, self._gradient = params, place, grad
-        values = self._take("", p)
+        values = self._take((), p)
         if is_sharded(values):
             self.leaf = nn.Parameter(values)
         else:  # the same object in every step, for compiled ones
             self.leaf.grad = None
             self.leaf.data = values
         if grad is not None:
-            self.leaf.grad = self._take("grad", grad)
+            self.leaf.grad = self._take(("gradient of the parameter",), grad)
             self._version = self.leaf.grad._version
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
-        self._state = {
-            name: self._take_state(name, value) if _by_entry(name, value, p) else value
-            for name, value in optimizer.state.get(p, {}).items()
-        }
+        self._state = replaced(dict(optimizer.state.get(p, {})), self._take_state)
         self.show(optimizer)
 
     def show(self, optimizer: Optimizer) -> None:
@@ -68,18 +67,24 @@ class Leaf:
         self._params[self._place] = self.parameter
         self._state = {} if optimizer is None else optimizer.state.pop(self.leaf, {})
 
-    def leave(self, optimizer: Optimizer | None, completed: bool) -> None:
-        """Give the parameter its place back; with what the step has made of its kept entries, if it was completed."""
+    def leave(self, optimizer: Optimizer | None, begin: BeginState | None = None) -> None:
+        """Give the parameter its place back.
+
+        Args:
+            optimizer: The optimizer, if it is still there.
+            begin: Of a step that was completed, whose results are taken over: what new state begins with.
+        """
         self.hide(optimizer)
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
         if self.parameter.grad is None:
             self.parameter.grad = gradient
-        if not completed:
+        if begin is None:
             return
         self._entries.put(local(self.leaf), local(self.parameter))
         if self._state and optimizer is not None:
             whole = optimizer.state[self.parameter]
-            values = {name: self._whole(name, value, whole.get(name)) for name, value in self._state.items()}
+            before = dict(leaves(whole))
+            values = replaced(self._state, lambda path, value: self._whole(path, value, before.get(path), begin))
             whole.clear()
             whole.update(values)
         small = self.leaf.grad
@@ -87,37 +92,41 @@ class Leaf:
         if small is not None and gradient is not None and (unscaled or small._version != self._version):
             self._entries.put(local(small), local(gradient))
 
-    def _take(self, name: str, value: Tensor) -> Tensor:
+    def _take(self, path: Path, value: Tensor) -> Tensor:
         """Gather kept entries into the memory of the last step."""
-        here, memory = local(value), self._memory.get(name)
+        here, memory = local(value), self._memory.get(path)
         if memory is None or memory.dtype != here.dtype or memory.shape != self._entries.shape:
-            self._memory[name] = memory = self._entries.take(here)
+            self._memory[path] = memory = self._entries.take(here)
         else:
             self._entries.take(here, out=memory)
         return as_sharded(memory, value, self._shape)
 
-    def _take_state(self, name: str, value: Tensor) -> Tensor:
+    def _take_state(self, path: Path, value: Tensor) -> Tensor:
         """Gather state, unless nobody has touched it since the last step wrote it back."""
-        unwritten, entries, small = self._known.pop(name, (None, None, value))
+        if not _by_entry(path, value, self.parameter):
+            return value
+        unwritten, entries, small = self._known.pop(path, (None, None, value))
         if unwritten is not None and entries is self._entries and unwritten(value):
             return small
-        return self._take(name, value)
+        return self._take(path, value)
 
-    def _whole(self, name: str, value: Any, before: Any) -> Any:
-        """Build the state of the parameter from that of its kept entries; absent ones of new state are zero."""
-        if not _by_entry(name, value, self.leaf):
+    def _whole(self, path: Path, value: Tensor, before: Any, begin: BeginState) -> Tensor:
+        """Build state of the parameter from that of its kept entries; absent ones have what new state begins with."""
+        if not _by_entry(path, value, self.leaf):
             return value
         if before is None:
-            before = torch.zeros_like(self.parameter, dtype=value.dtype, requires_grad=False)
-        self._entries.put(local(value), local(before))
-        if not self._entries.spends and not is_sharded(before):
-            self._known[name] = Unwritten(before), self._entries, value
-        return before
+            p, number = self.parameter.detach(), begin(self.parameter).get(path, 0.0)
+            before = p.to(value.dtype, copy=True) if number is None else torch.full_like(p, number, dtype=value.dtype)
+        whole: Tensor = before
+        self._entries.put(local(value), local(whole))
+        if not self._entries.spends and not is_sharded(whole):
+            self._known[path] = Unwritten(whole), self._entries, value
+        return whole
 
 
-def _by_entry(name: str, value: Any, parameter: Tensor) -> bool:
+def _by_entry(path: Path, value: Tensor, parameter: Tensor) -> bool:
     """Tell if state has one entry for each entry of the parameter."""
-    return isinstance(value, Tensor) and value.shape == parameter.shape and name != "step"
+    return value.shape == parameter.shape and path[-1] != "step"
 
 
 class OffLeaf:
@@ -132,7 +141,7 @@ class OffLeaf:
 
     hide = show
 
-    def leave(self, optimizer: Optimizer, completed: bool) -> None:
+    def leave(self, optimizer: Optimizer, begin: BeginState | None = None) -> None:
         """Give the gradient back."""
         if self.parameter.grad is None:
             self.parameter.grad = self._gradient
@@ -178,8 +187,9 @@ class MaskedStep:
     @torch.no_grad()
     def end(self, optimizer: Optimizer) -> None:
         """Write kept entries back after a step, or move absent ones further."""
+        begin = BeginState(optimizer)
         while self._inside:
-            self._inside.pop().leave(optimizer, completed=True)
+            self._inside.pop().leave(optimizer, begin)
         while self._moving:
             tensor, parameter, before, boost = self._moving.pop()
             here = local(parameter)
@@ -192,7 +202,7 @@ class MaskedStep:
         """Undo a step that never ended, for something in it failed."""
         self._moving.clear()
         while self._inside:
-            self._inside.pop().leave(optimizer, completed=False)
+            self._inside.pop().leave(optimizer)
 
     def hide(self, optimizer: Optimizer) -> None:
         """Show whole parameters to who saves the optimizer in the middle of a step."""

@@ -72,7 +72,7 @@ class LiteralTraining:
         self, model: nn.Module, groups: Sequence[UnitGroup], make: Make, k: int, boost: float, rescale: bool
     ) -> None:
         self.model, self.groups, self.k, self.boost, self.rescale = model, groups, k, boost, rescale
-        self.optimizer = make(model.parameters())
+        self.make, self.optimizer = make, make(model.parameters())
         self.clock = 0
 
     def _weights(self, cycle: int) -> dict[str, Tensor]:
@@ -115,10 +115,21 @@ class LiteralTraining:
                 if masked:
                     value[gone] = before[name][gone]
                     for key, found in _by_entry(self.optimizer, value).items():
-                        found[gone] = state[name][key][gone] if key in state[name] else 0
+                        held = state[name][key] if key in state[name] else self._begin(before[name], key)
+                        found[gone] = held[gone].to(found.dtype)
                 elif isinstance(value, nn.Parameter):
                     value[gone] += (self.boost - 1) * (value - before[name])[gone]
         return loss.detach()
+
+    def _begin(self, value: Tensor, key: str) -> Tensor:
+        """State that an optimizer begins with: the weights (which may decay a little), or what it has for zeros."""
+        states = []
+        for start in (value, torch.zeros_like(value)):
+            p = nn.Parameter(start.clone())
+            p.grad = torch.zeros_like(p)
+            (optimizer := self.make([p])).step()
+            states.append(_by_entry(optimizer, p)[key])
+        return value if torch.allclose(states[0], value.to(states[0].dtype), rtol=0.01) else states[1]
 
 
 def check_training(

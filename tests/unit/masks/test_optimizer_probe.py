@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import mrreg
-from mrreg.masks.optimizers import inner_optimizer, refuse_unfit
+from mrreg.masks.optimizers import examine, inner_optimizer
 
 Make = Callable[[list[nn.Parameter]], Any]
 FIT: dict[str, Make] = {
@@ -39,6 +39,12 @@ UNFIT: dict[str, Make] = {
     "LBFGS": torch.optim.LBFGS,
     "SparseAdam": torch.optim.SparseAdam,
     "closure": pytorch_optimizer.AliG,
+    "Prodigy": pytorch_optimizer.Prodigy,
+    "D-adaptation": pytorch_optimizer.DAdaptAdam,
+    "D-adaptation by signs": pytorch_optimizer.DAdaptLion,
+    "projected": pytorch_optimizer.AdamP,
+    "blocks of state": pytorch_optimizer.EmoFact,
+    "reduced over time": pytorch_optimizer.AdaShift,
 }
 if hasattr(torch.optim, "Muon"):  # torch 2.9
     UNFIT["Muon"] = torch.optim.Muon
@@ -54,7 +60,7 @@ def test_element_wise_optimizers_are_taken(name: str) -> None:
     optimizer = FIT[name]([p])
     before, state = torch.get_rng_state(), str(optimizer.state_dict())
     p.grad = torch.ones(3, 3)
-    refuse_unfit(optimizer, {id(p)})
+    examine(optimizer, {id(p)})
     assert torch.equal(torch.get_rng_state(), before)
     assert str(optimizer.state_dict()) == state
     assert p.eq(1).all()
@@ -65,10 +71,10 @@ def test_others_are_refused(name: str) -> None:
     p = _parameter()
     optimizer = UNFIT[name]([p])
     with pytest.raises(
-        TypeError, match=r"an optimizer whose update is element-wise, got '.*'\. (In a trial|A trial|Its)"
+        TypeError, match=r"an optimizer whose update is element-wise, got '.*'\. (In a trial|A trial|It)"
     ):
-        refuse_unfit(optimizer, {id(p)})
-    refuse_unfit(optimizer, set())  # without masked parameters
+        examine(optimizer, {id(p)})
+    examine(optimizer, set())  # without masked parameters
 
 
 class Renamed(torch.optim.SGD):
@@ -85,7 +91,7 @@ class Renamed(torch.optim.SGD):
 def test_what_a_subclass_does_counts() -> None:
     p = _parameter()
     with pytest.raises(TypeError, match=r"got 'Renamed'\. In a trial"):
-        refuse_unfit(Renamed([p], lr=0.1), {id(p)})
+        examine(Renamed([p], lr=0.1), {id(p)})
 
 
 class Quantized(torch.optim.SGD):
@@ -104,7 +110,7 @@ class Quantized(torch.optim.SGD):
 def test_state_of_low_precision_whose_blocks_share_a_scale_is_refused() -> None:
     p = _parameter()
     with pytest.raises(TypeError, match=r"got 'Quantized'\. In a trial"):
-        refuse_unfit(Quantized([p], lr=0.1), {id(p)})
+        examine(Quantized([p], lr=0.1), {id(p)})
 
 
 def test_the_groups_options_count() -> None:
@@ -119,9 +125,9 @@ def test_the_groups_options_count() -> None:
                     p -= p.grad if group["adam"] else p.grad / p.grad.norm()
 
     optimizer = Mixed(groups, lr=0.1)
-    refuse_unfit(optimizer, {id(one)})
+    examine(optimizer, {id(one)})
     with pytest.raises(TypeError, match="got 'Mixed'"):
-        refuse_unfit(optimizer, {id(two)})
+        examine(optimizer, {id(two)})
 
 
 def test_parts_that_others_are_made_of_are_tried() -> None:
@@ -135,24 +141,81 @@ def test_parts_that_others_are_made_of_are_tried() -> None:
 
     one, two = _parameter(), _parameter()
     optimizer = Chained(torch.optim.SGD([one], lr=0.1), torch.optim.Adafactor([two]))
-    refuse_unfit(optimizer, {id(one)})
+    examine(optimizer, {id(one)})
     with pytest.raises(TypeError, match="got 'Adafactor'"):
-        refuse_unfit(optimizer, {id(two)})
+        examine(optimizer, {id(two)})
 
 
-def test_an_optimizer_that_cannot_be_built_again_is_taken() -> None:
-    class Special(torch.optim.SGD):
-        def __init__(self, params: Any, secret: object) -> None:
-            super().__init__(params, lr=0.1)
+class Late(torch.optim.SGD):
+    """One step size for all, which it estimates from its third step on and keeps in its groups; built with a secret."""
 
+    def __init__(self, params: Any, secret: object, scale: bool = True) -> None:
+        super().__init__(params, lr=0.1)
+        self.scale, self.steps = scale, 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        group = self.param_groups[0]
+        if self.steps > 2 and self.scale:
+            group["seen"] = max(group.get("seen", 0.0), *(float(p.grad.abs().max()) for p in group["params"]))
+        return super().step(closure)
+
+
+def test_what_is_noted_for_later_counts_also_where_the_constructor_is_unknown() -> None:
     p = _parameter()
-    refuse_unfit(Special([p], object()), {id(p)})
+    assert examine(Late([p], object(), scale=False), {id(p)}) == {id(p)}
+    with pytest.raises(TypeError, match=r"got 'Late'\. In a trial"):
+        examine(Late([p], object()), {id(p)})
+
+
+class Kept(torch.optim.SGD):
+    """Momentum where nobody looks for it, or of another shape."""
+
+    outside = True
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in self.param_groups[0]["params"]:
+            known = self.param_groups[0].setdefault("buffers", {}) if self.outside else self.state[p]
+            buffer = known.setdefault("flat", torch.zeros(p.numel()))
+            p.sub_(buffer.mul_(0.9).add_(p.grad.flatten()).view_as(p), alpha=0.1)
+
+
+def test_state_that_is_not_held_is_refused_by_its_name() -> None:
+    p = _parameter()
+    with pytest.raises(TypeError, match=r"'Kept'\. It keeps tensors outside of its state, in 'flat'"):
+        examine(Kept([p]), {id(p)})
+    Kept.outside = False
+    with pytest.raises(TypeError, match=r"'Kept'\. Its state 'flat' has a tensor of another shape"):
+        examine(Kept([p]), {id(p)})
+
+
+def test_what_moves_by_a_multiple_of_the_gradient_is_told_from_the_rest() -> None:
+    p = _parameter()
+    plain: list[Optimizer] = [
+        torch.optim.SGD([p], lr=0.1, weight_decay=0.1, maximize=True),
+        mrreg.LangevinSGD([p], lr=0.1, temperature=0.1),
+        pytorch_optimizer.SGDW([p], lr=0.1, momentum=0.0),
+        mrreg.Multirate([(torch.optim.SGD([p], lr=0.1), 1)]),
+    ]
+    others: list[Optimizer] = [
+        torch.optim.SGD([p], lr=0.1, momentum=0.1),
+        pytorch_optimizer.SignSGD([p], lr=0.1, momentum=0.0),
+        pytorch_optimizer.ScheduleFreeSGD([p], lr=0.1),
+        mrreg.LangevinSGD([p], lr=0.1, momentum=0.5),
+        torch.optim.AdamW([p]),
+    ]
+    assert [examine(each, {id(p)}) for each in plain] == [{id(p)}] * len(plain)
+    assert [examine(each, {id(p)}) for each in others] == [set()] * len(others)
+    groups: list[dict[str, Any]] = [{"params": [p]}, {"params": [q := _parameter()], "momentum": 0.9}]
+    assert examine(torch.optim.SGD(groups, lr=0.1), {id(p), id(q)}) == {id(p)}
 
 
 def test_hooks_of_all_optimizers_do_not_see_the_trial() -> None:
     p, seen = _parameter(), []
     handle = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
-    refuse_unfit(torch.optim.SGD([p], lr=0.1), {id(p)})
+    examine(torch.optim.SGD([p], lr=0.1), {id(p)})
     handle.remove()
     assert not seen
 

@@ -15,6 +15,7 @@ import torch
 from helpers.masks import bits
 from helpers.thin import GROUPS, TOLERANCE, batch, group, mask_of, net, thin_net
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
+from pytorch_optimizer import ScheduleFreeSGD
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.checkpoint import checkpoint
@@ -32,6 +33,7 @@ MAKES: dict[str, Callable[..., Optimizer]] = {
     "AMSGrad": partial(AdamW, lr=0.01, eps=0.01, amsgrad=True, foreach=True),
     "fused": partial(Adam, lr=0.01, eps=0.01, fused=True),
     "RMSprop": partial(RMSprop, lr=0.001, eps=0.1, centered=True, momentum=0.9),
+    "schedule-free": partial(ScheduleFreeSGD, lr=0.01, weight_decay=0.01),
 }
 MOMENTUM, ADAM = MAKES["momentum"], MAKES["AdamW"]
 

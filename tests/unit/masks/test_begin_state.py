@@ -1,0 +1,112 @@
+"""State that a masked step makes has at absent entries what the optimizer begins with, in dicts and lists too."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import pytorch_optimizer
+import torch
+from helpers.masks import train
+from helpers.thin import group
+from torch import Tensor, nn
+
+import mrreg
+from mrreg.masks.install import install
+from mrreg.masks.nested import leaves
+
+DECAY: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+GROUP = group("0", 10, 5, producer=[("0.weight", 0), ("0.bias", 0)], consumer=[("2.weight", 1)])
+Begin = Callable[[Tensor], Any]
+
+
+class Everything(torch.optim.Optimizer):
+    """Counters of each entry, step sizes, a copy of the weights in another precision, and lists of momenta."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.02, "decay": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for each in self.param_groups:
+            for p in each["params"]:
+                if p not in self.state:
+                    rates = torch.full_like(p, each["lr"])
+                    self.state[p] = {"count": torch.zeros_like(p, dtype=torch.int64), "rates": rates}
+                    momenta = [torch.zeros_like(p), {"slow": (torch.ones_like(p), "name")}]
+                    self.state[p].update(master=p.double(), momenta=momenta)
+                state, force = self.state[p], p.grad + each["decay"] * p
+                state["count"] += 1
+                state["rates"] *= 0.9
+                state["momenta"][0].lerp_(force, 0.1)
+                state["momenta"][1]["slow"][0].lerp_(force, 0.01)
+                state.setdefault("first", force.clone())
+                state["master"] -= state["rates"] * state["momenta"][0]
+                p.copy_(state["master"])
+
+
+KINDS: dict[str, tuple[Callable[[Any], Any], dict[Any, Begin]]] = {
+    "SGD": (lambda p: torch.optim.SGD(p, momentum=0.9, **DECAY), {"momentum_buffer": lambda _: 0}),
+    "Adam": (lambda p: torch.optim.Adam(p, **DECAY), {"exp_avg": lambda _: 0, "exp_avg_sq": lambda _: 0}),
+    "Rprop": (lambda p: torch.optim.Rprop(p, lr=0.03), {"step_size": lambda _: 0.03, "prev": lambda _: 0}),
+    "Adagrad": (lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.2), {"sum": lambda _: 0.2}),
+    "schedule-free": (
+        lambda p: pytorch_optimizer.ScheduleFreeAdamW(p, **DECAY),
+        {"z": lambda w: w, "exp_avg_sq": lambda _: 0},
+    ),
+    "everything": (
+        Everything,
+        {
+            "count": lambda _: 0,
+            "rates": lambda _: 0.02,
+            "master": lambda w: w.double(),
+            "first": lambda _: 0,
+            ("momenta", 0): lambda _: 0,
+            ("momenta", 1, "slow", 0): lambda _: 1,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("structure", ["thin", "weight", "input"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_absent_entries_have_what_the_optimizer_begins_with_until_they_move(kind: str, structure: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+    if structure == "thin":
+        install(model, [GROUP], k=3)
+    else:
+        mrreg.mask(model, {"0": 0.5}, k=3, structure=structure)
+    make, begin = KINDS[kind]
+    layer: Any = model[0]
+    optimizer, weight = make(model.parameters()), layer.weight
+    mrreg.attach(optimizer, model)
+    before = weight.detach().clone()
+    for t in range(3):
+        train(model, optimizer, range(t, t + 1))
+        if t == 0:
+            absent = weight.detach() == before
+            assert 0 < absent.sum() < absent.numel()
+        found = dict(leaves(optimizer.state[weight]))
+        for name, value in begin.items():
+            path = name if isinstance(name, tuple) else (name,)
+            expected = torch.as_tensor(value(before), dtype=found[path].dtype).expand(before.shape)
+            assert found[path].shape == before.shape
+            assert torch.equal(found[path][absent], expected[absent]) or t == 2
+            assert t != 1 or not torch.equal(found[path][~absent], expected[~absent])
+    assert not (weight == before).any()
+    assert (weight - before)[absent].abs().max() < 0.5
+
+
+def test_an_optimizer_that_cannot_be_built_again_begins_with_its_attributes() -> None:
+    class Secret(pytorch_optimizer.ScheduleFreeSGD):
+        def __init__(self, params: Any, secret: object) -> None:
+            super().__init__(params, lr=0.1)
+
+    model = mrreg.mask(nn.Sequential(nn.Linear(6, 3)), {"0": 0.5}, k=3)
+    weight: Any = model.get_parameter("0.weight")
+    before = weight.detach().clone()
+    optimizer = Secret(model.parameters(), object())
+    mrreg.attach(optimizer, model)
+    train(model, optimizer, 1)
+    absent = weight.detach() == before
+    assert torch.equal(optimizer.state[weight]["z"][absent], before[absent])
