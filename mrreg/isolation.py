@@ -2,22 +2,14 @@
 
 import copy
 import random
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs",
-         "_forward_hooks_always_called")  # fmt: skip
-RANDOM_OPERATION = re.compile(r".*(bernoulli|uniform|rand(?!n)).*")  # normal noise drops nothing
-BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
-MT_ONES, MT_EXTREME, MT_WORDS = 316513203, 500, 624  # a Mersenne Twister turns the word MT_ONES into 32 ones
 
 
 class _CopiedTensors(TorchFunctionMode):
@@ -81,41 +73,3 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
                     module._buffers.update(own)
                 for buffer, value in values:
                     buffer.copy_(value)
-
-
-def set_extreme_generators(largest: bool) -> None:
-    """Let the next numbers that Python and NumPy draw lie just below 1, or be 0."""
-    extreme = (MT_ONES if largest else 0,) * MT_EXTREME
-    words = (*extreme, *range(MT_WORDS - MT_EXTREME))  # then ordinary ones, or sampling by rejection would never end
-    random.setstate((3, (*words, 0), None))
-    numpy = sys.modules.get("numpy")
-    if numpy:
-        numpy.random.set_state(("MT19937", words, 0))
-
-
-def set_generators(largest: bool | None) -> None:
-    """Let all generators draw the same numbers as ever after this call; those of Python and NumPy extreme ones."""
-    torch.manual_seed(0)
-    numpy = sys.modules.get("numpy")
-    if largest is not None:
-        set_extreme_generators(largest)
-    else:
-        random.seed(0)
-        if numpy:
-            numpy.random.seed(0)
-
-
-class ExtremeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes random numbers of torch as large or as small as possible."""
-
-    def __init__(self, largest: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.largest = largest
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
-        noise = isinstance(output, Tensor) and (output.is_floating_point() or output.dtype is torch.bool)
-        if noise and RANDOM_OPERATION.fullmatch(name):
-            output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
-        return output

@@ -17,12 +17,12 @@ from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import has_stock_forward, within
 from mrreg.thinning.counts import kept
-from mrreg.thinning.double_copy import Inputs, double_copy, named_tensors, probing, randomize, read_inputs
 from mrreg.thinning.grouping import Finder
 from mrreg.thinning.influence import Influence
 from mrreg.thinning.paths import Path, find_paths, run
 from mrreg.thinning.recorder import Channels, Recording, record
 from mrreg.thinning.trial import TOLERANCE
+from mrreg.thinning.twin import Inputs, double_copy, named_tensors, probing, randomize, read_inputs
 
 DROPOUTS = nn.modules.dropout._DropoutNd
 WHOLE_FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # they drop a channel with all its places

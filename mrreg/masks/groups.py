@@ -102,4 +102,4 @@ class AttributeOverride:
 
     module: str
     attribute: str
-    value: int
+    value: int | list[int] | tuple[int, ...]

@@ -1,6 +1,6 @@
 """Find residual branches and blocks that can be off: those that the user names, and those that DropPath modules end."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -10,12 +10,11 @@ from torch import nn
 from mrreg.errors import check_number, invalid_argument, unknown_name
 from mrreg.masks.blocks import switched, value_when_off
 from mrreg.masks.groups import Block, BlockCall, UnitGroup
-from mrreg.thinning.admission import Admission
 from mrreg.thinning.branches import drop_probability, look, outermost
 from mrreg.thinning.counts import Shares
-from mrreg.thinning.double_copy import WHERE, Inputs, randomize
 from mrreg.thinning.paths import find_paths
-from mrreg.thinning.trial import Trial
+from mrreg.thinning.trial import Admission, Trial
+from mrreg.thinning.twin import WHERE, Inputs, randomize
 
 BLOCKS: Literal["blocks"] = "blocks"
 RANGE = "in [0, 1]"
@@ -60,26 +59,21 @@ def _matches(path: str, names: Iterable[str]) -> bool:
     return any(name == BLOCKS or fnmatchcase(path, name) for name in names)
 
 
-def find_blocks(
-    twin: nn.Module, inputs: Inputs, chosen: Mapping[str, float], tick: Callable[[str], None]
-) -> tuple[list[UnitGroup], dict[str, str]]:
+def find_blocks(twin: nn.Module, inputs: Inputs, chosen: Mapping[str, float]) -> tuple[list[UnitGroup], dict[str, str]]:
     """Return the group of the chosen modules that can be off one by one, and why the others cannot, by path.
 
     Args:
         twin: A float64 copy with random weights.
         inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
         chosen: p of each module, by path.
-        tick: Is told what is looked at.
     """
-    tick("looking for blocks")
     randomize(twin)
     for module in twin.modules():
         if drop_probability(module):
             vars(module)["drop_prob" if "drop_prob" in vars(module) else "p"] = 0.0
     reasons, blocks = look(twin, inputs, chosen)
-    trial = Trial(twin, inputs, [], find_paths(twin, inputs)[1:])
+    trial = Trial(twin, inputs, [], find_paths(twin, inputs))
     for number, block in enumerate(blocks):
-        tick(f"trying {block.name}")
         if reason := obstacle(trial, blocks, [number]):
             reasons[block.name] = reason
     blocks = [block for block in blocks if block.name not in reasons]
@@ -103,9 +97,9 @@ class Switched:
         return cls(frozenset(range(group.units)))
 
 
-def admit_blocks(admission: Admission, group: UnitGroup) -> None:
-    """Admit the group of blocks if they can be off along with units that are left out."""
-    if reason := obstacle(admission.trial, group.blocks, range(group.units)):
+def admit_blocks(trial: Trial, admission: Admission, group: UnitGroup) -> None:
+    """Admit the group of blocks if they can be off along with units that are left out of the copy."""
+    if reason := obstacle(trial, group.blocks, range(group.units)):
         admission.reasons[group.name] = f"not along with the others: {reason}"
     else:
         admission.groups.append(group)
@@ -122,7 +116,7 @@ def obstacle(trial: Trial, blocks: Sequence[Block], off: Iterable[int]) -> str:
         for handle in handles:
             handle.remove()
     with switched(trial.twin, blocks, Switched(off)):
-        return trial.difference()
+        return trial.fault()
 
 
 def _replaced(twin: nn.Module, call: BlockCall) -> Any:

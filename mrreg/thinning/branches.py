@@ -15,8 +15,8 @@ from mrreg.masks.blocks import first_input
 from mrreg.masks.groups import Block, BlockCall
 from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import within
-from mrreg.thinning.double_copy import DoublePrecision, Inputs, floats_in
 from mrreg.thinning.recorder import summands
+from mrreg.thinning.twin import DoublePrecision, Inputs, floats_in
 
 DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 

@@ -1,32 +1,30 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any, TypeVar
-from warnings import warn
 
 import torch
 from torch import nn
 
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument, invalid_state, quoted
+from mrreg.errors import check_int, invalid_argument, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
-from mrreg.masks.groups import Slot, UnitGroup
+from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
-from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
 from mrreg.thinning.counts import Shares, with_counts
-from mrreg.thinning.double_copy import WHERE, double_copy, named_tensors, probing, read_inputs
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
 from mrreg.thinning.paths import Path, set_mode
-from mrreg.thinning.plan import fitting, signature
-from mrreg.thinning.progress import Progress
-from mrreg.thinning.report import ThinEntry, ThinReport
-from mrreg.thinning.trial import overridden
+from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
+from mrreg.thinning.trial import Admission, Trial, admit, draws, thinned
+from mrreg.thinning.twin import WHERE, Inputs, double_copy, named_tensors, probing, read_inputs
 
 Model = TypeVar("Model", bound=nn.Module)
+LOG = logging.getLogger("mrreg")
 Choose = Callable[[list[UnitGroup]], list[UnitGroup]]
 
 
@@ -106,21 +104,14 @@ def thin(
     else:
         report = fitting(model, plan, k)
     if not report.groups:
-        warn(f"{WHERE}: no group of units loses any, so training goes on as before.", NoEffectWarning, stacklevel=2)
+        warn(f"{WHERE}: no group of units loses any, so training goes on as before.")
     elif k == 1 and boost in (None, 1):
         problem = (
             "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training goes on as before"
         )
-        warn(f"{WHERE}: {problem}. Choose a k of at least 2.", NoEffectWarning, stacklevel=2)
+        warn(f"{WHERE}: {problem}. Choose a k of at least 2.")
     install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale, flops=report.flops)
     return model, report
-
-
-def find_groups(model: nn.Module, example_inputs: Any) -> list[UnitGroup]:
-    """Return all groups of units of a model, of which none is tried; `kept` is the number of units."""
-    twin = double_copy(model)
-    with probing(twin):
-        return find(twin, read_inputs(example_inputs), Progress(WHERE))[0]
 
 
 def check_model(model: nn.Module, searched: bool = True) -> None:
@@ -163,50 +154,63 @@ def search(
         chosen: p of each module that ends a branch or is a block, by path.
     """
     read_inputs(example_inputs)  # complains before the copy is made
-    progress = Progress(WHERE)
     twin = double_copy(model)
-    try:
-        with probing(twin):
-            groups, refusals = find(twin, read_inputs(example_inputs), progress)
-            refusals += [refusal for group in groups if (refusal := _unfit(model, group))]
-            groups = [group for group in groups if not _unfit(model, group)]
-            blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, progress) if chosen else ([], {})
-            groups = choose([*groups, *blocks])
-            dropped = [group for group in groups if group.kept < group.units and not group.blocks]
-            inputs = read_inputs(example_inputs)
-            admission = admit(twin, inputs, dropped, progress)
-            overrides = list(
-                dict.fromkeys(each for group in admission.groups for each in admission.overrides[group.name])
-            )
-            for group in blocks:
-                if group.kept < group.units:
-                    with admission.trial.left_out(admission.groups), overridden(twin, overrides):
-                        admit_blocks(admission, group)
-            for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
-                own.requires_grad_(parameter.requires_grad)
-            progress("counting FLOPs")
-            set_mode(twin, admission.trial.paths[1])
-            admission.trial.forget_values()
-            plain, whole = step_flops(twin, inputs)
-            with admission.trial.left_out(admission.groups) as left_out, overridden(twin, overrides):
-                masked, small = step_flops(twin, inputs, left_out)
-                for group in (group for group in admission.groups if group.blocks):
-                    with switched(twin, group.blocks, Switched.all(group)):
-                        rest, small = step_flops(twin, inputs, left_out)
-                    masked = rest + round((masked - rest) * group.kept / group.units)
-    finally:
-        progress.close()
-    _warn_of_other_paths(admission.trial.paths[2:])
-    unchanged = {name: count / plain for name, count in whole.items() if small.get(name) == count and count}
+    with probing(twin):
+        LOG.info("%s: looking for groups of units", WHERE)
+        groups, refusals = _found(model, twin, example_inputs)
+        blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen) if chosen else ([], {})
+        groups, inputs = choose([*groups, *blocks]), read_inputs(example_inputs)
+        dropped = [group for group in groups if group.kept < group.units and not group.blocks]
+        LOG.info("%s: trying %d of %d groups", WHERE, len(dropped), len(groups))
+        admission = admit(twin, inputs, dropped)
+        changed = [each for found in admission.overrides.values() for each in found]
+        overrides = list({(each.module, each.attribute): each for each in changed}.values())
+        blocks = [group for group in blocks if group.kept < group.units]
+        LOG.info("%s: counting FLOPs", WHERE)
+        flops, unchanged = _counted(model, twin, inputs, admission, overrides, blocks)
+    _warn_of_other_paths(admission.paths)
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
-    return ThinReport(entries, overrides, k, (masked, plain), unchanged, signature(model))
+    return ThinReport(entries, overrides, k, flops, unchanged, signature(model))
+
+
+def _found(model: nn.Module, twin: nn.Module, example_inputs: Any) -> tuple[list[UnitGroup], list[Refusal]]:
+    """Find the groups that a mask can take, and refuse the others."""
+    groups, refusals = find(twin, read_inputs(example_inputs))
+    unfit = {group.name: refusal for group in groups if (refusal := _unfit(model, group))}
+    return [group for group in groups if group.name not in unfit], [*refusals, *unfit.values()]
+
+
+def _counted(
+    model: nn.Module,
+    twin: nn.Module,
+    inputs: Inputs,
+    admission: Admission,
+    overrides: Sequence[AttributeOverride],
+    blocks: Sequence[UnitGroup],
+) -> tuple[tuple[int, int], dict[str, float]]:
+    """Try blocks along with units, and count FLOPs of a masked and of a plain step, and the shares of whole modules."""
+    for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+        own.requires_grad_(parameter.requires_grad)
+    set_mode(twin, admission.paths[0])
+    plain, whole = step_flops(twin, inputs)
+    units = list(admission.groups)
+    with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
+        for group in blocks:
+            admit_blocks(Trial(twin, inputs, [], admission.paths), admission, group)
+        set_mode(twin, admission.paths[0])
+        masked, small = step_flops(twin, inputs)
+        for group in admission.groups[len(units) :]:
+            with switched(twin, group.blocks, Switched.all(group)):
+                rest, small = step_flops(twin, inputs)
+            masked = rest + round((masked - rest) * group.kept / group.units)
+    return (masked, plain), {name: n / plain for name, n in whole.items() if small.get(name) == n and n}
 
 
 def _warn_of_other_paths(paths: Sequence[Path]) -> None:
-    if paths:
-        problem = f"the forward takes another path{' and'.join(path.name for path in paths)}, and may take more"
-        warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning, stacklevel=4)
+    if others := [path.name for path in paths if path.other]:
+        problem = f"the forward takes another path{' and'.join(others)}, and may take more"
+        warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning)
 
 
 def _unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:

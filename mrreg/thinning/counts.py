@@ -8,7 +8,7 @@ from typing import get_args
 from mrreg.errors import check_number, invalid_argument, unknown_name
 from mrreg.masks.groups import Kind, UnitGroup
 from mrreg.module_utils import owner
-from mrreg.thinning.double_copy import WHERE
+from mrreg.thinning.twin import WHERE
 
 Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too
 KINDS: tuple[str, ...] = get_args(Kind)

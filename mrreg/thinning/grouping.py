@@ -1,6 +1,6 @@
 """Groups of units, found from which channels reach which, or the reason why some channels form none."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
 from mrreg.module_utils import owner
-from mrreg.thinning.double_copy import Inputs, randomize
 from mrreg.thinning.influence import ChannelSets, Influence, Place, Unit
 from mrreg.thinning.recorder import Channels, MixingOp, Recording, record
+from mrreg.thinning.twin import Inputs, randomize
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,18 @@ class Refusal:
     reason: str
 
 
-def find(twin: nn.Module, inputs: Inputs, tick: Callable[[str], None]) -> tuple[list[UnitGroup], list[Refusal]]:
+def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal]]:
     """Run a double copy once and return its groups, in the order of their first producers, and what is none.
 
     Args:
         twin: A float64 copy with random weights.
         inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
-        tick: Is told what is looked at.
     """
-    tick("following a forward")
     randomize(twin)
-    finder = Finder(record(twin, inputs), tick)
+    finder = Finder(record(twin, inputs))
     found: dict[str, UnitGroup | Refusal] = {}
     for family in finder.families():
         each = finder.read(family)
-        tick(f"looking at {each.name}")
         place = next(iter(family[0]))
         name = each.name if each.name not in found else f"{place[0]}[{place[1]}]"
         name = name if name not in found else f"{place[0]}[{place[1]}, {family[0][place][0]}:]"
@@ -54,14 +51,9 @@ class Finder:
 
     Args:
         recording: A forward of a double copy.
-        tick: Is told what is looked at.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        tick: Callable[[str], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, recording: Recording) -> None:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
         self.also: set[Place] = set()
@@ -71,7 +63,6 @@ class Finder:
             self._add(number, op)
         for op in recording.ops:
             if op.columns is not None:
-                tick(f"looking at {op.columns.name}")
                 self._connect(op, op.columns)
         self.read_by_output = self._reached_by_output()
         self.skips = set(self._skips())

@@ -1,15 +1,16 @@
-"""Counts of units that modules keep as integer attributes, which have to change where units are left out."""
+"""Counts of units that modules keep as attributes, numbers or lists of them, which have to change with the units."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from torch import Tensor, nn
 
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 
-Key = tuple[str, str]  # path of a module without the numbers of its layers, attribute
-MOST = 3  # attributes that one group may need to change
+Key = tuple[str, str]  # path of a module with other numbers of layers, attribute
+MOST = 3  # keys of attributes that one group may need to change
 
 
 class OverrideSearch:
@@ -20,7 +21,7 @@ class OverrideSearch:
         tensors: Its parameters and buffers by name.
     """
 
-    def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         self.model, self.tensors = model, tensors
         self._served: list[tuple[Key, ...]] = []
         self._failed: set[tuple[Key, ...]] = set()
@@ -54,23 +55,39 @@ class OverrideSearch:
             yield from combinations(keys, size)
 
     def _candidates(self, group: UnitGroup) -> dict[Key, list[AttributeOverride]]:
-        """Integer attributes of owners and ancestors that are the number of units, a slot's width or a third of it."""
-        values = {group.units: group.kept}
-        for slot in group.slots:
-            width = self.tensors[slot.name].shape[slot.dim]
-            for part in (width, width // 3 if width % 3 == 0 else width):
-                if part * group.kept % group.units == 0:
-                    values[part] = part * group.kept // group.units
-        paths: dict[str, None] = {}
-        for slot in group.slots:
-            path = slot.name
-            while path:
-                path = path.rpartition(".")[0]
-                paths[path] = None
-        found: dict[Key, list[AttributeOverride]] = {}
+        """Attributes of owners and ancestors that count units, once or several times, in all layers or in one.
+
+        A count is a multiple of the number of units that divides the width of a slot. In a key, numbers of layers are
+        counted from those of the first slot.
+        """
+        owners = [slot.name.split(".")[:-1] for slot in group.slots]
+        first = [int(part) for part in owners[0] if part.isdecimal()]
+        paths = dict.fromkeys(".".join(parts[:n]) for parts in owners for n in range(len(parts), -1, -1))
+        widths = {self.tensors[slot.name].shape[slot.dim] for slot in group.slots}
+        everywhere: dict[Key, list[AttributeOverride]] = {}
+        somewhere: dict[Key, list[AttributeOverride]] = {}
         for path in paths:
+            relative = _relative(path, first)
             for name, value in vars(self.model.get_submodule(path)).items():
-                if type(value) is int and value in values and not name.startswith("_"):
-                    key = re.sub(r"\d+", "#", path), name
-                    found.setdefault(key, []).append(AttributeOverride(path, name, values[value]))
-        return found
+                small = None if name.startswith("_") else _smaller(value, group, widths)
+                if small is not None:
+                    override = AttributeOverride(path, name, small)
+                    everywhere.setdefault((re.sub(r"\d+", "#", path), name), []).append(override)
+                    somewhere.setdefault((relative, name), []).append(override)
+        shared = list(everywhere.values())
+        return everywhere | {key: found for key, found in somewhere.items() if found not in shared}
+
+
+def _relative(path: str, first: Sequence[int]) -> str:
+    numbers = iter(first)
+    return re.sub(r"\d+", lambda found: f"{int(found[0]) - next(numbers, 0):+}", path)
+
+
+def _smaller(value: Any, group: UnitGroup, widths: set[int]) -> Any:
+    """Return a count, or a list of some, for the units that are kept; None for what counts no units."""
+    if type(value) in (list, tuple):
+        sizes = [_smaller(each, group, widths) for each in value if type(each) is int]
+        fits = len(sizes) == len(value) > 0 and None not in sizes
+        return type(value)(sizes) if fits else None
+    counts = type(value) is int and value > 0 and value % group.units == 0 and any(w % value == 0 for w in widths)
+    return value * group.kept // group.units if counts else None

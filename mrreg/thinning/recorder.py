@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from mrreg.errors import add_note
 from mrreg.masks.checkpoints import CheckpointGuard
 from mrreg.masks.groups import Kind
-from mrreg.thinning.double_copy import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
 from mrreg.thinning.substitutes import LEAKY, RECURRENT, unrolled
+from mrreg.thinning.twin import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
 
 
 class Channels(NamedTuple):

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
-from mrreg.errors import quoted
+from mrreg.errors import SHOWN, check_type, invalid_argument, quoted
 from mrreg.masks.groups import AttributeOverride, Block, BlockCall, Slot, UnitGroup
+from mrreg.thinning.twin import WHERE
 
 LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
-SHOWN = 3  # modules named in that reason
+LARGEST = 3  # modules named in that reason
 MANY_CHANNELS = 0.25  # a share of them whose absence cost small convolutional networks accuracy (docs/when-it-helps.md)
 
 
@@ -102,13 +103,15 @@ class ThinReport(Mapping[str, ThinEntry]):
     @property
     def groups(self) -> list[UnitGroup]:
         """Groups that lose units."""
-        return [
-            UnitGroup(n, e.kind, e.units, e.kept, e.slots, e.blocks, e.zeroed) for n, e in self.items() if e.admitted
-        ]  # type: ignore[arg-type]
+        admitted: Any = [
+            (n, e.kind, e.units, e.kept, e.slots, e.blocks, e.zeroed) for n, e in self.items() if e.admitted
+        ]
+        return [UnitGroup(*each) for each in admitted]
 
     def with_k(self, k: int) -> "ThinReport":
         """The same outcome for another number of steps per cycle."""
-        return ThinReport(self._entries, self.overrides, k, self.flops, self._unchanged, self.signature)
+        entries, overrides, _, *rest = self._state()
+        return ThinReport(entries, overrides, k, *rest)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, for `ThinReport.load`.
@@ -116,23 +119,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         Args:
             path: File to write.
         """
-        entries = {
-            name: {
-                **vars(entry),
-                "slots": list(map(_slot_state, entry.slots)),
-                "blocks": [{**vars(block), "calls": list(map(vars, block.calls))} for block in entry.blocks],
-            }
-            for name, entry in self.items()
-        }
-        state = {
-            "entries": entries,
-            "overrides": [vars(each) for each in self.overrides],
-            "k": self.k,
-            "flops": list(self.flops),
-            "unchanged": self._unchanged,
-            "signature": self.signature,
-        }
-        torch.save(state, path)
+        torch.save(self._state(), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ThinReport":
@@ -141,17 +128,11 @@ class ThinReport(Mapping[str, ThinEntry]):
         Args:
             path: File to read.
         """
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-        entries = {}
-        for name, entry in state["entries"].items():
-            slots = tuple(Slot(**slot) for slot in entry["slots"])
-            blocks = tuple(
-                Block(**{**block, "calls": tuple(BlockCall(**call) for call in block["calls"])})
-                for block in entry.get("blocks", ())
-            )
-            entries[name] = ThinEntry(**{**entry, "slots": slots, "blocks": blocks})
-        overrides = [AttributeOverride(**each) for each in state["overrides"]]
-        return cls(entries, overrides, state["k"], tuple(state["flops"]), state["unchanged"], state["signature"])
+        with torch.serialization.safe_globals([ThinEntry, Slot, Block, BlockCall, AttributeOverride]):
+            return cls(*torch.load(path, weights_only=True))
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._entries, self.overrides, self.k, self.flops, self._unchanged, self.signature
 
     def __repr__(self) -> str:
         return str(self)
@@ -175,7 +156,7 @@ class ThinReport(Mapping[str, ThinEntry]):
             f"step's FLOPs, a cycle of {self.k} steps {self.cycle_share:.0%}."
         )
         if self.masked_share > LITTLE:
-            largest = sorted(self._unchanged.items(), key=lambda item: -item[1])[:SHOWN]
+            largest = sorted(self._unchanged.items(), key=lambda item: -item[1])[:LARGEST]
             parts = ", ".join(f"{name or 'the model itself'} {share:.0%}" for name, share in largest)
             why = f"computed whole: {parts}" if parts else "p is small"
             text += f" Little is saved; {why}."
@@ -184,5 +165,26 @@ class ThinReport(Mapping[str, ThinEntry]):
         return text
 
 
-def _slot_state(slot: Slot) -> dict[str, str | int | Tensor]:
-    return {"name": slot.name, "dim": slot.dim, "indices": slot.indices, "role": slot.role, "size": slot.size}
+def signature(model: nn.Module) -> dict[str, str]:
+    """Return what groups depend on, by name: shapes of tensors, classes of modules and their integer attributes."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    found = {name: f"shape {tuple(tensor.shape)}" for name, tensor in tensors}
+    for path, module in model.named_modules():
+        counts = {name: value for name, value in sorted(vars(module).items()) if type(value) is int and name[0] != "_"}
+        found[path] = " ".join([type(module).__qualname__, *(f"{name}={value}" for name, value in counts.items())])
+    return found
+
+
+def fitting(model: nn.Module, plan: ThinReport, k: int) -> ThinReport:
+    """Return a plan for k steps per cycle, if it is one for this model."""
+    check_type(WHERE, "plan", plan, ThinReport, "the ThinReport of an earlier call")
+    here = signature(model)
+    differing = [name for name in dict.fromkeys((*plan.signature, *here)) if plan.signature.get(name) != here.get(name)]
+    if differing:
+        found = {
+            name or type(model).__name__: f"{plan.signature.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
+            for name in differing[:SHOWN]
+        }
+        remedy = f"In all {len(differing)} differ. Give example_inputs instead, to search again."
+        raise invalid_argument(ValueError, WHERE, "plan", "one for this model", found, remedy)
+    return plan.with_k(k)

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mrreg.masks.groups import UnitGroup
-from mrreg.thinning.double_copy import double_copy, probing, read_inputs
 from mrreg.thinning.grouping import Refusal, find
+from mrreg.thinning.twin import double_copy, probing, read_inputs
 
 
 def look(model: nn.Module, *inputs: Tensor) -> tuple[dict[str, UnitGroup], dict[str, Refusal]]:
     twin = double_copy(model)
     with probing(twin):
-        groups, refusals = find(twin, read_inputs(inputs), lambda _: None)
+        groups, refusals = find(twin, read_inputs(inputs))
     return {group.name: group for group in groups}, {refusal.name: refusal for refusal in refusals}
 
 

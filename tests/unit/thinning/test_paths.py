@@ -131,7 +131,7 @@ class Auxiliary(Net):
 @pytest.mark.filterwarnings("ignore:thin. no group")
 def test_paths_of_training_mode_are_tried_also_where_batch_norm_refuses(examples: int) -> None:
     _, report = mrreg.thin(Auxiliary(), example_inputs=X[:examples])
-    assert report["up"].reason.endswith("in training mode")
+    assert report["up"].reason.startswith("units that nothing should read have an effect")
 
 
 @pytest.mark.parametrize("examples", [1, 4])
@@ -176,7 +176,7 @@ def test_a_buffer_that_the_forward_replaces_by_a_small_one_is_refused(read: bool
     model = Averaging(read)
     _, report = mrreg.thin(model, example_inputs=X)
     fault = "the forward replaces the buffer average" if read else "the buffer average gets another shape"
-    assert report["up"].reason == f"{fault} in training mode"
+    assert report["up"].reason == fault
     assert not model.average.any()
 
 

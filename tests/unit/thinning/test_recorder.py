@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from mrreg.thinning.double_copy import Inputs, double_copy, probing, randomize
 from mrreg.thinning.influence import Influence
 from mrreg.thinning.recorder import Recording, record
+from mrreg.thinning.twin import Inputs, double_copy, probing, randomize
 
 
 def recording(model: nn.Module, *inputs: Tensor) -> Recording:

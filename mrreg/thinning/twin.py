@@ -1,8 +1,11 @@
-"""A float64 copy of a model with random weights, on which thinning is tried: the model itself is only read."""
+"""A copy of a model with random weights, in float64, on which thinning is tried: the model itself is only read."""
 
+import random
+import re
+import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
@@ -12,12 +15,18 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrreg.errors import invalid_argument, invalid_state
-from mrreg.isolation import HOOKS, deep_copy, random_state_kept
+from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.attention import attend
 from mrreg.module_utils import tensors_in
 
 WHERE = "thin"
+BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs",
+         "_forward_hooks_always_called")  # fmt: skip
 LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
+RANDOM_OPERATION = re.compile(r".*(bernoulli|uniform|rand(?!n)).*")  # normal noise drops nothing
+BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
+MT_ONES, MT_EXTREME, MT_WORDS = 316513203, 500, 624  # a Mersenne Twister turns the word MT_ONES into 32 ones
 
 
 class Inputs(NamedTuple):
@@ -61,13 +70,10 @@ def floats_in(value: object) -> list[Tensor]:
 
 def outputs_in(output: object) -> list[Tensor]:
     """Return the floating-point tensors in an output, which has some."""
-    found = floats_in(output)
-    if not found:
-        problem = f"the output holds no tensors that can be compared: {type(output).__name__}"
-        raise invalid_state(
-            WHERE, problem, "Let the forward return tensors, or tuples, mappings or dataclasses of them."
-        )
-    return found
+    if found := floats_in(output):
+        return found
+    problem = f"the output holds no tensors that can be compared: {type(output).__name__}"
+    raise invalid_state(WHERE, problem, "Let the forward return tensors, or tuples, mappings or dataclasses of them.")
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -76,29 +82,30 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **buffers}
 
 
+class _Attention(nn.MultiheadAttention):
+    """torch's own forward cannot leave out heads."""
+
+    forward = attend
+
+
 def double_copy(model: nn.Module) -> nn.Module:
     """Return a float64 copy in evaluation mode, without anybody's hooks, for `randomize` to fill."""
     memo: dict[int, Any] = {id(p): nn.Parameter(_like(p)) for p in model.parameters()}
     memo.update({id(b): _like(b).copy_(b) for b in model.buffers() if b.is_floating_point()})
+    for module in model.modules():
+        for name in (*HOOKS, *BACKWARD_HOOKS):  # those with which torch.nn.utils computes a weight stay
+            hooks = getattr(module, name)
+            stock = {key: hook for key, hook in hooks.items() if type(hook).__module__.startswith("torch.nn.utils.")}
+            memo[id(hooks)] = deep_copy(OrderedDict(stock))
     try:
         twin: nn.Module = deep_copy(model, memo)
     except Exception as error:
         problem = f"the model cannot be copied ({type(error).__name__}: {error})"
         raise invalid_state(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
-    twin.eval()
-    for module in twin.modules():
-        for name in (*HOOKS, "_backward_hooks", "_backward_pre_hooks"):
-            _keep_stock(getattr(module, name))
-        if type(module) is nn.MultiheadAttention:  # torch's own forward cannot leave out heads
-            module.forward = partial(attend, module)  # type: ignore[method-assign]
+    for module in twin.eval().modules():
+        if type(module) is nn.MultiheadAttention:
+            module.__class__ = _Attention
     return twin
-
-
-def _keep_stock(hooks: dict[int, Any]) -> None:
-    """Drop hooks, but those with which torch.nn.utils computes a weight."""
-    for key, hook in list(hooks.items()):
-        if not type(hook).__module__.startswith("torch.nn.utils."):
-            del hooks[key]
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -148,3 +155,54 @@ def probing(twin: nn.Module) -> Iterator[None]:
     finally:
         torch.set_default_dtype(dtype)
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def set_generators(largest: bool | None) -> None:
+    """Let all generators draw the same numbers as ever after this call; those of Python and NumPy, if asked, extremes.
+
+    The next numbers of those lie then just below 1, or are 0; later ones are ordinary, or sampling by rejection would
+    never end.
+    """
+    torch.manual_seed(0)
+    numpy = sys.modules.get("numpy")
+    if largest is None:
+        random.seed(0)
+        if numpy:
+            numpy.random.seed(0)
+        return
+    words = (*(MT_ONES if largest else 0,) * MT_EXTREME, *range(MT_WORDS - MT_EXTREME))
+    random.setstate((3, (*words, 0), None))
+    if numpy:
+        numpy.random.set_state(("MT19937", words, 0))
+
+
+class ExtremeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes random numbers of torch as large or as small as possible."""
+
+    def __init__(self, largest: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest = largest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        noise = isinstance(output, Tensor) and (output.is_floating_point() or output.dtype is torch.bool)
+        if noise and RANDOM_OPERATION.fullmatch(name):
+            output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
+        return output
+
+
+@contextmanager
+def state_kept(model: nn.Module) -> Iterator[None]:
+    """Let modules write, inside a `with` block, to copies of their buffers, and set attributes."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    copies: dict[int, Tensor] = {id(buffer): buffer.clone() for buffer in model.buffers()}
+    try:
+        for module, state in before:
+            table = state["_buffers"]
+            module._buffers = {name: None if each is None else copies[id(each)] for name, each in table.items()}
+        yield
+    finally:
+        for module, state in before:
+            vars(module).clear()
+            vars(module).update(state)
