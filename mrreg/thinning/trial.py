@@ -6,7 +6,7 @@ columns that read those that are absent are zero.
 
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -88,7 +88,7 @@ class Trial:
         slots = {slot.name for group in groups for slot in group.slots if not group.keeps_shape}
         for draw, paths in self.cases:
             self._zero(draw, [group for group in self.groups if group.name not in names])
-            with thinned(self.twin, groups, overrides, self.kept[draw]):
+            with thinned(self.twin, groups, overrides, self.kept[draw]) if groups else nullcontext():
                 for path in paths:
                     if found := self._difference(draw, path, slots):
                         return found
