@@ -1,11 +1,11 @@
 """Counts of units that modules keep as attributes, numbers or lists of them, which have to change with the units."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 
@@ -18,11 +18,10 @@ class OverrideSearch:
 
     Args:
         model: Owner of the attributes.
-        tensors: Its parameters and buffers by name.
     """
 
-    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        self.model, self.tensors = model, tensors
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         self._served: list[tuple[Key, ...]] = []
         self._failed: set[tuple[Key, ...]] = set()
 
@@ -63,7 +62,7 @@ class OverrideSearch:
         owners = [slot.name.split(".")[:-1] for slot in group.slots]
         first = [int(part) for part in owners[0] if part.isdecimal()]
         paths = dict.fromkeys(".".join(parts[:n]) for parts in owners for n in range(len(parts), -1, -1))
-        widths = {self.tensors[slot.name].shape[slot.dim] for slot in group.slots}
+        widths = {width for slot in group.slots for width in (slot.length, slot.indices.numel())}
         everywhere: dict[Key, list[AttributeOverride]] = {}
         somewhere: dict[Key, list[AttributeOverride]] = {}
         for path in paths:

@@ -228,7 +228,7 @@ def _search(trial: Trial, reasons: dict[str, str]) -> tuple[Overrides, dict[str,
 
     Returns them, and the reasons why groups cannot even be zeroed.
     """
-    search = OverrideSearch(trial.twin, trial.tensors)
+    search = OverrideSearch(trial.twin)
     chosen: dict[str, Sequence[AttributeOverride]] = {}
     refused: dict[str, str] = {}
     tried: Overrides | None = None
