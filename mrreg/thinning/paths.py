@@ -15,6 +15,7 @@ from mrreg.thinning.twin import (
     Inputs,
     deep_copy,
     floats_in,
+    frozen,
     outputs_in,
     set_generators,
     state_kept,
@@ -102,7 +103,10 @@ def _if_other(twin: nn.Module, inputs: Inputs, path: Path, plain: Ran) -> list[P
 
 
 def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
-    """Run a forward without dropout; buffers and attributes stay as they are."""
+    """Run a forward without dropout and graph; buffers and attributes stay as they are.
+
+    Nothing requires gradients, but they are on: without them masked forwards are whole.
+    """
     if path.factor != 1 or path.shift != 0:
         inputs = deep_copy(inputs)
         for tensor in floats_in(inputs):
@@ -110,7 +114,7 @@ def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
     set_generators(path.largest)
     numbers = nullcontext() if path.largest is None else ExtremeNumbers(path.largest)
     watch = NoDropout(path.factor, path.shift)
-    with torch.no_grad(), state_kept(twin), DoublePrecision(), watch, numbers:  # type: ignore[no-untyped-call]
+    with frozen(twin), state_kept(twin), DoublePrecision(), watch, numbers:  # type: ignore[no-untyped-call]
         set_mode(twin, path)
         before = dict(twin.named_buffers())
         outputs = outputs_in(twin(*inputs.args, **inputs.kwargs))

@@ -193,6 +193,19 @@ class ExtremeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Let nothing in a model require gradients inside a `with` block."""
+    trained = [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.requires_grad]
+    for tensor in trained:
+        tensor.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for tensor in trained:
+            tensor.requires_grad_(True)
+
+
+@contextmanager
 def state_kept(model: nn.Module) -> Iterator[None]:
     """Let modules write, inside a `with` block, to copies of their buffers, and set attributes."""
     before = [(module, dict(vars(module))) for module in model.modules()]
