@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import check, check_int
+from mrreg.errors import check, check_int, check_type
 from mrreg.masks.status import Subset, masks_in, subsets_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def plot(
         The axes, with steps from left to right; `ax.figure.savefig("cycle.svg")` keeps them.
 
     Raises:
+        TypeError: If the model is no module.
         ValueError: If the model has no mask.
 
     Example:
@@ -48,7 +49,7 @@ def plot(
     """
     cycles = check_int(WHERE, "cycles", cycles)
     first_cycle = check_int(WHERE, "first_cycle", first_cycle, least=0)
-    masks = list(masks_in(model)) if isinstance(model, nn.Module) else []
+    masks = list(masks_in(check_type(WHERE, "model", model, nn.Module, "a module with masks")))
     remedy = "Put masks into it with mrreg.mask, mrreg.swap_dropout or mrreg.thin."
     check(masks, WHERE, "model", "a module with masks", type(model).__name__, remedy)
     drawn = [mask.drawn[0] for _, mask, _ in masks if mask.drawn]

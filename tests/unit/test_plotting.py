@@ -73,7 +73,8 @@ def test_it_draws_into_given_axes() -> None:
     axes = pyplot.subplots()[1]
     assert mrreg.plot(net(), ax=axes) is axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "2.weight"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["absent", "present", "present, joint step"]
+    legend: Any = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["absent", "present", "present, joint step"]
     image = torch.tensor(axes.get_images()[0].get_array())
     assert image.eq(2).any(0).nonzero().flatten().tolist() == [3, 7, 11]  # the joint steps have a color of their own
 
@@ -81,8 +82,8 @@ def test_it_draws_into_given_axes() -> None:
 def test_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="plot: model must be a module with masks, got 'Linear'"):
         mrreg.plot(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="plot: model must be a module with masks, got 'dict'"):
-        mrreg.plot({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"plot: model must be a module with masks, got 'Linear'\. Linear is a class"):
+        mrreg.plot(nn.Linear)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="plot: cycles must be a whole number, at least 1, got 0"):
         mrreg.plot(net(), cycles=0)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
