@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from mrreg.thinning.recorder import Recording
 Source = tuple[int, int]  # number of the operation in the recording, output channel
 
 
-@dataclass(frozen=True)
-class ChannelRange:
+class ChannelRange(NamedTuple):
     """Neighbouring input channels, up to `stop`, and all output channels that reach one of them."""
 
     start: int
@@ -23,11 +22,11 @@ class ChannelRange:
     def halves(self) -> tuple["ChannelRange", "ChannelRange"]:
         """Cut it in the middle."""
         middle = (self.start + self.stop) // 2
-        return replace(self, stop=middle), replace(self, start=middle)
+        return self._replace(stop=middle), self._replace(start=middle)
 
     def ends(self) -> tuple["ChannelRange", "ChannelRange"]:
         """The first and the last channel."""
-        return replace(self, stop=self.start + 1), replace(self, start=self.stop - 1)
+        return self._replace(stop=self.start + 1), self._replace(start=self.stop - 1)
 
 
 class Influence:
@@ -110,7 +109,7 @@ class Influence:
                 columns[ranges[i].start : ranges[i].stop] = True
             reached = _members(self.reached(columns))
             for i in members:
-                results[i] = replace(ranges[i], sources=ranges[i].sources & reached)
+                results[i] = ranges[i]._replace(sources=ranges[i].sources & reached)
         return [results[i] for i in range(len(ranges))]
 
 

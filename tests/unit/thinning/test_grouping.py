@@ -224,3 +224,36 @@ def test_a_member_that_two_sources_of_a_concatenation_share_is_no_place_of_both(
     groups, refusals = look(Shared(), X)
     assert "prelu.weight[0]" in roles(groups["first"])
     assert refusals["second"].reason == "prelu.weight has the same position for units of first"
+
+
+def test_heads_of_layers_that_share_a_table_of_positions_are_no_stream() -> None:
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.qkv = nn.Embedding(9, 2), nn.ModuleList(nn.Linear(6, 24) for _ in range(2))
+            self.out = nn.ModuleList(nn.Linear(8, 6) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            bias = self.table(torch.arange(5)[:, None] - torch.arange(5) + 4).permute(2, 0, 1)[None]
+            for qkv, out in zip(self.qkv, self.out, strict=True):
+                q, k, v = (y.reshape(1, 5, 2, 4).transpose(1, 2) for y in qkv(x).chunk(3, -1))
+                scores = q @ k.mT
+                x = x + out(((scores + bias).softmax(-1) @ v).transpose(1, 2).flatten(2))
+            return x
+
+    group = look(Biased(), torch.randn(1, 5, 6))[0]["table"]
+    assert (group.kind, group.units) == ("heads", 2)
+
+
+@pytest.mark.parametrize(("bends", "kind"), [(True, "stream"), (False, "hidden")])
+def test_a_sum_of_two_products_is_a_stream_if_one_goes_around_an_activation(bends: bool, kind: str) -> None:
+    class Shortcut(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.short, self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 5), nn.Linear(5, 8)
+
+        def between(self, x: Tensor) -> Tensor:
+            up = self.up(x.relu())
+            return F.relu(self.short(x.relu()) + self.down(up.tanh() if bends else up))
+
+    assert look(Shortcut(), X)[0]["short"].kind == kind
