@@ -121,19 +121,20 @@ def attach(
         if owner is not None:
             step_hooks[owner].masks.append((mask, first))
             step_hooks[owner].roots.append(mask.root())
-    pairs = list(zip(optimizers, step_hooks, strict=True))
+    pairs, plain = list(zip(optimizers, step_hooks, strict=True)), {}
     for each, hooks in pairs:
         hooks.read_clock(WHERE, each.param_groups)
-        examine(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
+        plain[id(each)] = examine(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
     for _, mask, _first in masks:
         if mask.handle is not None:
             mask.handle.remove()
     handle = Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
     for each, hooks in pairs:
         hooks.register(each)
-        hooks.sync_masks(each)
         for mask, _ in hooks.masks:
             mask.handle = handle
+            mask.plain = plain[id(each)].intersection(id(p) for _, p in mask.masked_parameters())
+        hooks.sync_masks(each)
     return handle
 
 

@@ -82,7 +82,8 @@ class MultirateMask(nn.Module, metaclass=_Masked):
         structure: Kind of draw: "weight" for single entries; "input" or "output" for whole units of each layer,
             exactly round(p * units) of them.
         rescale: Divide kept weights by 1 - p on masked steps. None: if whole units are drawn, as in nn.Dropout.
-        boost: Factor of the slow step; None means k. Paper: h_S / h_F.
+        boost: Factor of the slow step, at least 0. None: k where updates are multiples of the gradient (SGD
+            without momentum), else 1; `attach` finds out, and `print(handle)` says which. Paper: h_S / h_F.
 
     Shape:
         Same as the module.

@@ -73,7 +73,7 @@ class Mask:
         structure: What is drawn in the targets.
         p: Share of them that is absent; of groups, the largest.
         k: Optimizer steps per cycle.
-        boost: Factor of the slow step; None means k.
+        boost: Factor of the slow step; None: `attach` chooses.
         rescale: Multiply what is read of the kept units by units / kept.
         flops: FLOPs of a masked and of a plain step, if they are known.
         where: Who masks, for errors.
@@ -114,12 +114,22 @@ class Mask:
 
     @property
     def boost(self) -> float:
-        """Factor of the slow step; k unless it was given."""
-        return self.k if self._boost is None else self._boost
+        """Factor of the slow step: what was given, or the largest that `attach` has chosen; before that, k."""
+        if self._boost is not None:
+            return self._boost
+        return self.k if self.plain is None or self.plain else 1.0
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
         self._boost = _check_boost(self.where, "boost", boost)
+
+    def boost_of(self, parameter: Tensor) -> tuple[float, str]:
+        """Return the factor of a parameter's slow step, and why it is that."""
+        if self._boost is not None:
+            return self._boost, "as given"
+        if self.plain is None or id(parameter) in self.plain:
+            return self.k, "k, for updates are multiples of the gradient (SGD without momentum)"
+        return 1.0, "for updates are no multiples of the gradient, as with momentum"
 
     @property
     def masked(self) -> bool:
@@ -269,6 +279,7 @@ class Mask:
         self.forward_ran = ForwardRan()
         self.drawn, self.off = None, frozenset()
         self.handle: Any = None  # that drives it
+        self.plain: frozenset[int] | None = None  # ids of parameters whose update is a multiple of their gradient
 
     def detach(self) -> None:
         """Become dense and undriven, also in what hooks of torch.nn.utils have computed from the parameters."""

@@ -89,6 +89,7 @@ class Position:
         entries: Entries of the masked parameters.
         present: Number of these that are present in the next training forward.
         flops: FLOPs of that forward and its backward, and those of a plain one, where thin models know them.
+        boosts: Factors of the slow step, each with its reason.
     """
 
     optimizer: str
@@ -98,6 +99,7 @@ class Position:
     entries: int
     present: float
     flops: tuple[int, int]
+    boosts: list[tuple[float, str]]
 
     @property
     def share(self) -> float:
@@ -114,6 +116,7 @@ class Position:
             "k": self.k,
             "steps_to_joint": self.k - 1 - phase,
             "present": self.share,
+            "boost": max((boost for boost, _ in self.boosts), default=1.0),
         } | ({"flops": self.flops[0] / self.flops[1]} if self.flops[1] else {})
 
     def lines(self) -> Iterator[str]:
@@ -126,6 +129,7 @@ class Position:
             f"  {self.optimizer}, {self.clock} steps done: cycle {cycle + 1}, step {phase + 1} of {self.k}, {share}, "
             f"the joint step comes {joint}"
         )
+        yield from (f"    boost {boost:g}: {why}" for boost, why in self.boosts)
         for each in self.subsets:
             counts = f"{each.present:,.0f} of {each.units:,} {f'units ({each.kind})' if each.kind else 'entries'}"
             yield f"    {each.name or 'the model itself'}: {counts} on masked steps"
@@ -150,6 +154,7 @@ def _position(optimizer: Any, k: int, masks: list[tuple[Mask, int]], names: Mapp
         subsets=[subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)],
         entries=sum(total for (total, _), _ in counts),
         present=sum(present if masking else total for (total, present), masking in counts),
+        boosts=list(dict.fromkeys(mask.boost_of(p) for mask, _ in masks for _, p in mask.masked_parameters())),
         flops=(sum(both[not masking] for both, masking in flops), sum(plain for (_, plain), _ in flops)),
     )
 

@@ -177,7 +177,7 @@ class MaskedStep:
             return None
         self._steps += 1
         masked = [each for each in masked if each[0].has_absent]
-        self._remember([each for each in masked if not each[2].masking and each[2].boost != 1], late)
+        self._remember([each for each in masked if not each[2].masking and each[2].boost_of(each[1])[0] != 1], late)
         masked = [each for each in masked if each[2].masking]
         if not late:
             self._enter(optimizer, masked)
@@ -234,7 +234,7 @@ class MaskedStep:
         for tensor, p, mask in masked:
             if late or p.grad is not None:
                 here = local(p)
-                self._moving.append((tensor, p, tensor.gradients.empty_like(here).copy_(here), mask.boost))
+                self._moving.append((tensor, p, tensor.gradients.empty_like(here).copy_(here), mask.boost_of(p)[0]))
 
 
 def _with_closure(call: Call, prepare: Callable[[], None]) -> Call:

@@ -69,7 +69,8 @@ def thin(
             of a module that makes its units. "blocks" alone means DropPath's branches with their own probabilities.
         exclude: Kinds and glob patterns of groups that lose none.
         rescale: Multiply what is read of the kept units by n/m on masked steps, as `nn.Dropout` does.
-        boost: Factor of the absent units' update on the k-th step; None means k.
+        boost: Factor of the absent units' update on the k-th step, at least 0. None: k where updates are multiples of
+            the gradient (SGD without momentum), else 1; `attach` finds out, and `print(handle)` says which.
         plan: The report of an earlier call for the same model: nothing is searched or tried, and `p`, `include` and
             `exclude` are not read.
 

@@ -37,7 +37,7 @@ GROUPS = (
 
 def thin_net(dtype: torch.dtype = torch.float64, **options: Any) -> nn.Sequential:
     """The same, thin, with cycles of three steps."""
-    return install(net(dtype), GROUPS, **{"k": 3, **options})
+    return install(net(dtype), GROUPS, **{"k": 3, "boost": 3, **options})
 
 
 def mask_of(model: nn.Module) -> Mask:

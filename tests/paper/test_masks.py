@@ -52,7 +52,7 @@ def _slow(model: nn.Sequential) -> dict[int, Bits]:
 
 
 @pytest.mark.parametrize("structure", ["weight", "input", "output"])
-@pytest.mark.parametrize(("k", "boost"), [(5, None), (3, 0.5), (1, None), (4, 1.0)])
+@pytest.mark.parametrize(("k", "boost"), [(5, 5.0), (3, 0.5), (1, None), (4, 1.0)])
 @pytest.mark.parametrize("rule", RULES, ids=["momentum", "plain", "adamw"])
 def test_equals_the_literal_loop(
     rule: tuple[Make, MakeTorch, dict[str, str]], k: int, boost: float | None, structure: str

@@ -161,7 +161,7 @@ def test_two_cycles_equal_the_literal_loop(pre_norm: bool, drop_path: bool, resc
     for module in plain.modules():
         if isinstance(module, DropPath):
             module.drop_prob = -1.0
-    model, report = mrreg.thin(model, FOUND if drop_path else NAMED, K, batch(0), rescale=rescale)
+    model, report = mrreg.thin(model, FOUND if drop_path else NAMED, K, batch(0), rescale=rescale, boost=K)
     group = report.groups[0]
     assert (group.units, group.kept) == ((8, 5) if drop_path else (4, 2))
     ours = OPTIMIZERS[optimizer](model.parameters())
@@ -278,7 +278,7 @@ def test_blocks_of_libraries_train_as_if_they_were_replaced(name: str) -> None:
                 setattr(module, attribute, 0.0)
     own = {module for module in model.modules() if vars(module).get("drop_prob", 1) == 0}
     assert not own  # such a module would be a unit too
-    model, report = mrreg.thin(model, {"blocks": p}, K, inputs, rescale=False)
+    model, report = mrreg.thin(model, {"blocks": p}, K, inputs, rescale=False, boost=K)
     group = report.groups[0]
     first = group.blocks[0].calls[0]
     assert (group.units, first.gives, len(group.blocks[0].calls) - 1, first.scaled) == (units, gives, helpers, scaled)

@@ -35,6 +35,7 @@ def test_a_handle_says_where_the_cycle_is_and_what_is_present() -> None:
         "Attachment (",
         "  SGD, 6 steps done: cycle 2, step 2 of 5, 65% of 1,200 masked entries present, "
         "the joint step comes after 3 more",
+        "    boost 5: k, for updates are multiples of the gradient (SGD without momentum)",
         "    0.weight: 480 of 600 entries on masked steps",
         "    2: 15 of 30 units (input) on masked steps",
         ")",
@@ -46,6 +47,7 @@ def test_a_handle_says_where_the_cycle_is_and_what_is_present() -> None:
         "mask/k": 5,
         "mask/steps_to_joint": 3,
         "mask/present": 0.65,
+        "mask/boost": 5,
     }
     train(model, optimizer, 3)
     assert "100% of 1,200 masked entries present, the joint step comes next" in str(handle)
@@ -59,9 +61,9 @@ def test_masks_are_listed_by_their_optimizer() -> None:
     train(model, optimizers[1], 2)
     lines = str(handle).splitlines()
     assert lines[1].startswith("  SGD, 0 steps done: cycle 1, step 1 of 5, 80% of 600 masked")
-    assert lines[2].startswith("    0.weight:")
-    assert lines[3].startswith("  AdamW, 2 steps done: cycle 1, step 3 of 5, 50% of 600 masked")
-    assert lines[4].startswith("    2:")
+    assert lines[3].startswith("    0.weight:")
+    assert lines[4].startswith("  AdamW, 2 steps done: cycle 1, step 3 of 5, 50% of 600 masked")
+    assert lines[6].startswith("    2:")
     assert (handle.state()["mask0/step"], handle.state()["mask1/step"]) == (0, 2)
 
 
@@ -85,7 +87,7 @@ def test_of_a_thin_network_the_groups_are_named() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = mrreg.attach(optimizer, model)
     assert "75% of 656 masked entries present" in str(handle)
-    assert str(handle).splitlines()[2] == "    0: 12 of 16 units (hidden) on masked steps"
+    assert str(handle).splitlines()[3] == "    0: 12 of 16 units (hidden) on masked steps"
     train(model, optimizer, 4)
     assert handle.state()["mask/present"] == 1
     mrreg.unwrap(model)
