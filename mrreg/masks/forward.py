@@ -22,6 +22,7 @@ from mrreg.masks.tensors import MaskedTensor
 from mrreg.module_utils import join, rebuild_attributes
 
 Forward = Callable[..., Any]
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
 Attributes = list[tuple[dict[str, Any], str, Any]]  # dictionary, name, value
 
 
@@ -155,7 +156,11 @@ class Table(MutableMapping[str, Any]):
 def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
     masked = mask.masking and module.training and _may_be_differentiated()
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    compiling = torch.compiler.is_compiling()
+    if masked and (_is_exporting() if compiling else torch._C._is_tracing()):
+        problem = "a trace of a masked forward would leave out the same entries for ever"
+        raise invalid_state(mask.where, problem, "Call eval() first; torch.compile follows the mask.")
+    if compiling:
         if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
             return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)

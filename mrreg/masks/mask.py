@@ -49,6 +49,13 @@ def _check_boost(where: str, name: str, boost: object) -> float | None:
     )
 
 
+def _check_p(where: str, name: str, p: object) -> float:
+    share = check_share(where, name, p)
+    if share == 1:
+        warn(f"{where}: with {name}=1 no weight is present on k - 1 of k steps: they learn in the others alone.")
+    return share
+
+
 def _check_bool(where: str, name: str, value: object) -> bool:
     return check_type(where, name, value, bool, "True or False")
 
@@ -81,7 +88,7 @@ class Mask:
 
     drawn: Any  # what the subsets were drawn from
     off: frozenset[int]  # numbers of the blocks that are off in this cycle
-    p = _option("p", check_share)
+    p = _option("p", _check_p)
     k = _option("k", check_int)
     rescale = _option("rescale", _check_bool)
 

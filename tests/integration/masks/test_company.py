@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from helpers.masks import held_bits, mlp, of, train, train_step
-from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
 import mrreg
@@ -90,6 +90,30 @@ def old_weight_norm() -> nn.Module:
     return torch.nn.utils.weight_norm(nn.Conv1d(8, 8, 3, groups=8))
 
 
+ORIGINAL = "parametrizations.weight.original"
+
+
+class Own(nn.Module):
+    """A parametrization of a user's own."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.make(weight)
+
+
+def _own(make: Callable[[Tensor], Tensor]) -> nn.Module:
+    layer = nn.Conv1d(8, 8, 3, groups=8)
+    parametrize.register_parametrization(layer, "weight", Own(make))
+    return layer
+
+
+def _over_sum(weight: Tensor, dim: int) -> Tensor:
+    return weight / weight.sum(dim, keepdim=True)
+
+
 NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "weight norm": (
         lambda: parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=8)),
@@ -105,6 +129,9 @@ NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         ["parametrizations.weight.original"],
     ),
     "old spectral norm": (lambda: nn.utils.spectral_norm(nn.Conv1d(8, 8, 3, groups=8)), ["weight_orig"]),
+    "rows over their norm": (lambda: _own(lambda w: w / w.norm(dim=(1, 2), keepdim=True)), [ORIGINAL]),
+    "rows and columns in turn": (lambda: _own(lambda w: _over_sum(_over_sum(w.abs(), 2), 0)), [ORIGINAL]),
+    "over the largest": (lambda: _own(lambda w: w / w.abs().max()), [ORIGINAL]),
     "orthogonal": (
         lambda: parametrizations.orthogonal(nn.Conv1d(8, 8, 8, groups=1)),
         ["parametrizations.weight.original"],
@@ -206,3 +233,15 @@ def test_weights_that_somebody_perturbs_are_not_reported() -> None:
     for _ in range(4):
         model(torch.ones(1, 6))
         torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)
+
+
+@pytest.mark.parametrize("make", [torch.reciprocal, torch.log, lambda w: w.abs().cumprod(0) / w.abs()])
+def test_a_weight_that_is_not_finite_where_one_entry_is_zero_is_refused(make: Callable[[Tensor], Tensor]) -> None:
+    layer = nn.Linear(4, 4)
+    nn.init.uniform_(layer.weight, 0.1, 1)
+    parametrize.register_parametrization(layer, "weight", Own(make))
+    before = layer.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"the weight of parametrizations.weight.original must be finite wherever"):
+        mrreg.MultirateMask(layer)
+    assert torch.equal(layer.weight, before)
+    assert mrreg.MultirateMask(layer, parameters=["bias"]).training
