@@ -154,7 +154,7 @@ def _slot(channels: Channels, units: int) -> dict[tuple[str, int], Slot]:
     """Guess where units lie in a dimension: one after another, each with its places (a flattened convolution)."""
     if channels.size % units:
         return {}
-    where = torch.arange(channels.start, channels.start + channels.size).view(units, -1)
+    where = torch.arange(channels.start, channels.start + channels.size, device="cpu").view(units, -1)
     return {(channels.name, channels.dim): Slot(channels.name, channels.dim, where, "consumer")}
 
 
@@ -187,7 +187,7 @@ class _Trial:
     def same(self, path: str, candidate: Candidate) -> bool:
         """Tell if the copy computes the same either way."""
         group = candidate.groups[0]
-        absent = torch.rand(group.units, generator=torch.Generator().manual_seed(0)) < 0.5
+        absent = torch.rand(group.units, generator=torch.Generator("cpu").manual_seed(0), device="cpu") < 0.5
         slots = [slot for slot in group.slots if slot.role == "consumer"]
 
         def drop(_: nn.Module, __: object, output: Tensor) -> Tensor:

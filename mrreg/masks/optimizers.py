@@ -122,11 +122,11 @@ def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> str:
     if required:
         return f"Its step needs {required[0]!r}: it may step several times per call."
     shape = (SIDE, SIDE) if like.dim() > 1 else (SIDE * SIDE,)
-    random = torch.Generator().manual_seed(0)
-    start, away, *noise = torch.randn(2 + STEPS, *shape, generator=random).to(like.device, like.dtype)
+    random = torch.Generator("cpu").manual_seed(0)
+    start, away, *noise = torch.randn(2 + STEPS, *shape, generator=random, device="cpu").to(like.device, like.dtype)
     away -= start * (away * start).sum() / start.square().sum()  # some project what is orthogonal to the weights
     noise[0].zero_()
-    other = torch.rand(shape, generator=random).to(like.device) < 0.5
+    other = torch.rand(shape, generator=random, device="cpu").to(like.device) < 0.5
     one, two = (_twin(optimizer, group, start, LR) for _ in range(2))
     if one is None or two is None:
         return ""

@@ -29,7 +29,7 @@ class Leaf:
         self._memory: dict[Path, Tensor] = {}  # of what has been gathered, to gather into again
         self._known: dict[Path, tuple[Unwritten, Any, Tensor]] = {}  # state that has been written back, and its entries
         self._step = 0  # that wrote it
-        self.leaf = nn.Parameter(torch.empty(0))
+        self.leaf = nn.Parameter(torch.empty(0, device=parameter.device))
         self._gradient: Tensor | None = None  # the parameter's, during a step
 
     def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: MaskedTensor, step: int) -> None:

@@ -237,7 +237,7 @@ def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequen
             group.kind, group.units, kept, group.slots, found is not None, reason, group.blocks, zeroed
         )
     for refusal in refusals:
-        nowhere = torch.zeros(0, 0, dtype=torch.long)
+        nowhere = torch.zeros(0, 0, dtype=torch.long, device="cpu")
         slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)
         entries[refusal.name] = ThinEntry("none", refusal.units, refusal.units, slots, False, refusal.reason)
     return entries

@@ -235,7 +235,7 @@ class Finder:
             name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None
         }
         found = {
-            (name, dim): torch.zeros(size, dtype=torch.long)
+            (name, dim): torch.zeros(size, dtype=torch.long, device="cpu")
             for name, t in tensors.items()
             for dim, size in enumerate(t.shape)
         }
@@ -254,7 +254,7 @@ def _numbered(units: list[Unit], place: Place, op: MixingOp) -> Tensor:
     """Return the number of the unit that each column of an operation belongs to, or NONE."""
     assert op.columns is not None
     number = {position: i for i, unit in enumerate(units) for position in unit[place]}
-    return torch.tensor([number.get(op.columns.start + i, NONE) for i in range(op.columns.size)])
+    return torch.tensor([number.get(op.columns.start + i, NONE) for i in range(op.columns.size)], device="cpu")
 
 
 NONE, SEVERAL = -1, -2

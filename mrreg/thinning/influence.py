@@ -68,12 +68,12 @@ class Influence:
         parts = []
         for grad, (_, op) in zip(grads, self.used, strict=True):
             if grad is None:
-                parts.append(torch.zeros(op.made.shape[op.made_dim], dtype=torch.bool))
+                parts.append(torch.zeros(op.made.shape[op.made_dim], dtype=torch.bool, device="cpu"))
             else:
                 others = [d for d in range(grad.dim()) if d != op.made_dim % grad.dim()]
                 hit = grad.ne(0)
                 parts.append((hit.sum(others) > 0 if others else hit).cpu())  # a sum over no dimensions is one over all
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
+        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device="cpu")
 
     def source(self, flat: int) -> Source:
         """Turn a number among all used output channels into operation and channel."""
@@ -104,7 +104,7 @@ class Influence:
         """Leave each range the sources that really reach it; ranges without common sources share a pass."""
         results: dict[int, ChannelRange] = {}
         for members in _compatible(ranges):
-            columns = torch.zeros(self.size, dtype=torch.bool)
+            columns = torch.zeros(self.size, dtype=torch.bool, device="cpu")
             for i in members:
                 columns[ranges[i].start : ranges[i].stop] = True
             reached = _members(self.reached(columns))
