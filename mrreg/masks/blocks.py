@@ -22,14 +22,7 @@ class Switches(Protocol):
 
 
 class BlockForward:
-    """Stands for the forward of a module, in its instance. Recomputation in a backward pass finds the same blocks off.
-
-    Args:
-        module: The module.
-        call: How it is left out.
-        number: Of its block.
-        switches: Say if that is off.
-    """
+    """Stands for the forward of a module, in its instance; what is recomputed finds the same blocks off."""
 
     def __init__(self, module: nn.Module, call: BlockCall, number: int, switches: Switches) -> None:
         self.module, self.call, self.number, self.switches = module, call, number, switches

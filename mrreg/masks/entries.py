@@ -63,10 +63,8 @@ class ReusableBuffer:
         return whole
 
     def _like(self, value: Tensor) -> Tensor:
-        plain = (
-            type(value) in (Tensor, nn.Parameter) and value.device.type == "cpu"
-        )  # a sharded one looks like the whole
-        if not plain or (self._thread and self._thread != get_ident()):
+        plain = type(value) in (Tensor, nn.Parameter)  # a sharded one looks like the whole
+        if not plain or value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
             return torch.empty_like(value, requires_grad=False)
         asked = value.shape, value.stride(), value.dtype
         if asked != self._asked or not self._is_free():
@@ -106,11 +104,7 @@ class KeptEntries:
     A tensor is read as a matrix in the order of its memory. A row of the matrix is all that follows the last dimension
     of which something is dropped, so that rows are kept or dropped as a whole, in one pass for all dimensions.
     Where a row is one entry, the matrix is a vector: torch indexes those 5 times as fast as matrices of one column.
-
-    Args:
-        like: A tensor of that shape and layout.
-        kept: Indices of what is kept along some dimensions, ascending; of the others everything is kept.
-        device: Device of the tensors.
+    `kept` has ascending indices of what is kept along some dimensions; of the others everything is.
     """
 
     spends = False  # `put` leaves what it is given as it is
@@ -168,10 +162,8 @@ class KeptEntries:
 class PresentEntries:
     """Entries that stay in their places: what is taken has the shape of the whole, with zeros at absent entries.
 
-    Args:
-        bits: Integers as wide as an entry that broadcast over the tensor: -1 (all bits set) where present, else 0. On
-            CPUs a select by truth values takes twenty times as long.
-        shape: Of the tensor.
+    `bits` are integers as wide as an entry that broadcast over the tensor: -1 (all bits set) where present, else 0. On
+    CPUs a select by truth values takes twenty times as long.
     """
 
     spends = True
@@ -201,11 +193,7 @@ class PresentEntries:
 def gather(value: Tensor, entries: KeptEntries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
     """Return `scale` times the kept entries of a parameter, whose other entries get a gradient of exactly zero.
 
-    Args:
-        value: The parameter.
-        entries: The entries of it that are kept.
-        scale: Factor of the kept entries; a tensor that broadcasts over them where it differs.
-        gradients: Memory for the gradient of the parameter: to fill fresh pages takes longer than all else here.
+    The gradient of the parameter is made in `gradients`: to fill fresh pages takes longer than all else here.
     """
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         small = entries.take(value)

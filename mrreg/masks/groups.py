@@ -13,20 +13,17 @@ Kind = Literal["hidden", "heads", "channels", "inputs", "outputs", "stream", "ra
 class Slot:
     """Positions of the units of a group in one parameter or buffer.
 
-    Args:
-        name: Dotted name in the model (the first, where it is tied).
-        dim: The dimension that counts units.
-        indices: Positions along `dim` that belong to each unit, (units, entries per unit).
-        role: "producer" computes the units (rows), "consumer" reads them (columns), "member" belongs to them alone
-            (biases, BatchNorm, depthwise kernels).
-        size: Length of the dimension, if it has other positions too; else 0.
+    Its role: "producer" computes the units (rows), "consumer" reads them (columns), "member" belongs to them alone
+    (biases, BatchNorm, depthwise kernels).
     """
 
-    name: str
-    dim: int
-    indices: Tensor = field(repr=False, compare=False)
+    name: str  # of the tensor in the model (the first, where it is tied)
+    dim: int  # that counts units
+    indices: Tensor = field(
+        repr=False, compare=False
+    )  # along `dim` that belong to each unit, (units, entries per unit)
     role: Role
-    size: int = 0
+    size: int = 0  # length of the dimension, if it has other positions too
 
     @property
     def length(self) -> int:
@@ -36,59 +33,38 @@ class Slot:
 
 @dataclass(frozen=True)
 class BlockCall:
-    """A module that is not called while its block is off, and what stands for its output.
+    """A module that is not called while its block is off, and what stands for its output."""
 
-    Args:
-        module: Path of the module.
-        gives: "zeros" like its first input, or that "input".
-        outputs: Length of the tuple that it returns, whose later elements are None then; 0 if it returns a tensor.
-        scaled: True if what it adds to the stream is multiplied where blocks are rescaled.
-        drops: True if it drops paths itself: in training it passes its input on instead.
-    """
-
-    module: str
-    gives: Literal["zeros", "input"]
-    outputs: int
-    scaled: bool
-    drops: bool = False
+    module: str  # its path
+    gives: Literal["zeros", "input"]  # zeros like its first input, or that
+    outputs: int  # length of the tuple that it returns, whose later elements are None then; 0 if it returns a tensor
+    scaled: bool  # what it adds to the stream is multiplied where blocks are rescaled
+    drops: bool = False  # it drops paths itself: in training it passes its input on instead
 
 
 @dataclass(frozen=True)
 class Block:
-    """A residual branch, or a block with its own skip, that can be off.
+    """A residual branch, or a block with its own skip, that can be off."""
 
-    Args:
-        name: Path of the module that ends it.
-        calls: That module, then those that work for it alone.
-        parameters: Names of the parameters that nothing else uses.
-    """
-
-    name: str
-    calls: tuple[BlockCall, ...]
-    parameters: tuple[str, ...]
+    name: str  # path of the module that ends it
+    calls: tuple[BlockCall, ...]  # that module, then those that work for it alone
+    parameters: tuple[str, ...]  # names of those that nothing else uses
 
 
 @dataclass(frozen=True)
 class UnitGroup:
     """Units that are absent together: absent means that the consumers' columns count as zero.
 
-    Args:
-        name: Path of the module that owns the first producer (for "inputs": consumer), unique in the model.
-        kind: Kind of the units. Those of "outputs" are what one layer gives: its rows count as columns that read them.
-        units: Number of units.
-        kept: Number of units that are present on a masked step.
-        slots: Every place where entries of a unit lie.
-        blocks: The units, if they are blocks: those have no slots.
-        zeroed: True if absent units are computed, and the columns that read them are zero: nothing gets smaller.
+    Those of kind "outputs" are what one layer gives: its rows count as columns that read them. Blocks have no slots.
     """
 
-    name: str
+    name: str  # path of the module that owns the first producer (for "inputs": consumer), unique in the model
     kind: Kind
     units: int
-    kept: int
+    kept: int  # number that is present on a masked step
     slots: tuple[Slot, ...]
-    blocks: tuple[Block, ...] = ()
-    zeroed: bool = False
+    blocks: tuple[Block, ...] = ()  # the units, if they are blocks
+    zeroed: bool = False  # absent units are computed, and the columns that read them are zero: nothing gets smaller
 
     @property
     def keeps_shape(self) -> bool:

@@ -245,7 +245,7 @@ def _copied_as_plain(plain: Any, name: str) -> dict[str, Any]:
     def set_state(self: nn.Module, state: dict[str, Any]) -> None:
         plain.__setstate__(self, state)
         mask = vars(self).get(name)
-        if mask is not None and mask.is_lone:  # what copy.copy makes has the mask of its original
+        if mask is not None and mask._module() is None:  # what copy.copy makes has the mask of its original
             mask.belongs_to(self)
             mask.detach()
 

@@ -1,10 +1,10 @@
 """Choose the parameters of a module that a mask covers, and which of their dimensions count the units of a layer."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
@@ -36,19 +36,12 @@ _linear: "WeakKeyDictionary[type[nn.Module], tuple[str, ...]]" = WeakKeyDictiona
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """Units of a layer in one parameter, and how one bit per unit spreads over it.
-
-    Args:
-        units: Number of units.
-        dim: The dimension of the parameter that counts units.
-        repeats: Number of times that the units follow one another along `dim` (the gates of an LSTM).
-        groups: Blocks of rows that have a share of the units each (grouped convolutions; then `dim` is 1).
-    """
+    """Units of a layer in one parameter, and how one bit per unit spreads over it."""
 
     units: int
-    dim: int
-    repeats: int = 1
-    groups: int = 1
+    dim: int  # of the parameter that counts units
+    repeats: int = 1  # times that the units follow one another along `dim` (the gates of an LSTM)
+    groups: int = 1  # blocks of rows that have a share of the units each (grouped convolutions; then `dim` is 1)
 
     def spread(self, bits: Tensor, shape: torch.Size) -> Tensor:
         """Return bits of the units, (units,), in a shape that broadcasts over the parameter's."""
@@ -61,19 +54,12 @@ class UnitLayout:
 
 @dataclass(frozen=True)
 class MaskTarget:
-    """One masked parameter of a module.
+    """One masked parameter of a module."""
 
-    Args:
-        name: Its dotted name (the first, where it is tied).
-        group: Parameters of one group share one draw of units; a parameter drawn by entries is its own group.
-        layout: Layout of the units in it; None for entries drawn one by one.
-        normalized: Sets of dimensions over which the module divides by a norm: there, not all entries may be zero.
-    """
-
-    name: str
-    group: str
-    layout: UnitLayout | None = None
-    normalized: tuple[tuple[int, ...], ...] = ()
+    name: str  # its dotted name (the first, where it is tied)
+    group: str  # of parameters that share one draw of units; one that is drawn by entries is its own group
+    layout: UnitLayout | None = None  # of the units in it; None for entries drawn one by one
+    normalized: tuple[tuple[int, ...], ...] = ()  # dimensions that are divided by a norm: there, not all may be zero
 
     def keep_some(self, bits: Tensor, shape: torch.Size) -> Tensor:
         """Keep all entries that share a norm where all of them were slow: zero divided by zero is not a number."""
@@ -254,7 +240,8 @@ def _normalized(owner: nn.Module, leaf: str, name: str, value: Tensor) -> tuple[
     found: list[tuple[int, ...]] = []
     try:
         owner.eval()  # else a spectral norm iterates
-        for dims in _subsets(value.dim()) if _finite(owner, weight) else ():
+        every = chain.from_iterable(combinations(range(value.dim()), size) for size in range(value.dim() + 1))
+        for dims in every if _finite(owner, weight) else ():
             if not any(set(smaller) <= set(dims) for smaller in found):
                 value.data = before.clone()
                 value.data[tuple(slice(None) if d in dims else 0 for d in range(value.dim()))] = 0
@@ -269,11 +256,6 @@ def _normalized(owner: nn.Module, leaf: str, name: str, value: Tensor) -> tuple[
         rule, got = "finite wherever an entry of it is zero", "a parametrization that is not"
         raise invalid_argument(ValueError, WHERE, f"the weight of {name}", rule, got, "Mask other parameters.")
     return tuple(found)
-
-
-def _subsets(count: int) -> Iterator[tuple[int, ...]]:
-    for size in range(count + 1):
-        yield from combinations(range(count), size)
 
 
 def _weight_attribute(owner: nn.Module, leaf: str) -> str | None:

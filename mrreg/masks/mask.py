@@ -32,21 +32,10 @@ class ForwardRan:
 
 @dataclass
 class MoveReport:
-    """Shared by the masks of an optimizer: a warning that their weights move outside its steps, given once.
+    """Shared by the masks of an optimizer: a warning that their weights move outside its steps, given once."""
 
-    Args:
-        tolerated: Moves between two steps that are no fault: one where a wrapper may climb before it steps.
-        given: True once the warning has been given.
-    """
-
-    tolerated: int = 0
+    tolerated: int = 0  # moves between two steps that are no fault: one where a wrapper may climb before it steps
     given: bool = False
-
-
-def _check_boost(where: str, name: str, boost: object) -> float | None:
-    return (
-        None if boost is None else check_number(where, name, boost, "finite, at least 0", lambda b: 0 <= b < torch.inf)
-    )
 
 
 def _check_p(where: str, name: str, p: object) -> float:
@@ -54,10 +43,6 @@ def _check_p(where: str, name: str, p: object) -> float:
     if share == 1:
         warn(f"{where}: with {name}=1 no weight is present on k - 1 of k steps: they learn in the others alone.")
     return share
-
-
-def _check_bool(where: str, name: str, value: object) -> bool:
-    return check_type(where, name, value, bool, "True or False")
 
 
 def _option(name: str, check: Callable[[str, str, Any], Any]) -> Any:
@@ -72,25 +57,15 @@ def _option(name: str, check: Callable[[str, str, Any], Any]) -> Any:
 class Mask:
     """The mask of a module: units or entries of its tensors are absent on all but the last step of a cycle.
 
-    Args:
-        module: The module; None for a copy, whose module gives itself in.
-        groups: Units that are absent together, of which a fixed number is kept (`thin`).
-        targets: Parameters of which the share p is absent (`MultirateMask`).
-        overrides: Counts of units that modules have as attributes, and their values while units are absent.
-        structure: What is drawn in the targets.
-        p: Share of them that is absent; of groups, the largest.
-        k: Optimizer steps per cycle.
-        boost: Factor of the slow step; None: `attach` chooses.
-        rescale: Multiply what is read of the kept units by units / kept.
-        flops: FLOPs of a masked and of a plain step, if they are known.
-        where: Who masks, for errors.
+    That of `thin` has groups of units, of which a fixed number is kept; a `MultirateMask` has targets, of which a share
+    p is absent. A copy has no module until that gives itself in.
     """
 
     drawn: Any  # what the subsets were drawn from
     off: frozenset[int]  # numbers of the blocks that are off in this cycle
     p = _option("p", _check_p)
     k = _option("k", check_int)
-    rescale = _option("rescale", _check_bool)
+    rescale = _option("rescale", lambda where, name, value: check_type(where, name, value, bool, "True or False"))
 
     def __init__(
         self,
@@ -128,7 +103,9 @@ class Mask:
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
-        self._boost = _check_boost(self.where, "boost", boost)
+        valid = "finite, at least 0"
+        given = boost is not None
+        self._boost = check_number(self.where, "boost", boost, valid, lambda b: 0 <= b < torch.inf) if given else None
 
     def boost_of(self, parameter: Tensor) -> tuple[float, str]:
         """Return the factor of a parameter's slow step, and why it is that."""
@@ -204,10 +181,6 @@ class Mask:
                 raise
             if isinstance(found, nn.Parameter):
                 yield name, found
-
-    def draws(self) -> int:
-        """Return the number of subsets that are drawn, each with an index of its own."""
-        return len(self.groups) + len(self.targets)
 
     def _draw(self, seed: int, first: int, cycle: int) -> None:
         """Draw what is present in a cycle."""
@@ -293,11 +266,6 @@ class Mask:
         self._rest()
         if (module := self._module()) is not None:
             rebuild_attributes(module.modules())
-
-    @property
-    def is_lone(self) -> bool:
-        """True for a copy that no module has got yet."""
-        return self._module() is None
 
     def belongs_to(self, module: nn.Module) -> None:
         """Know the module whose tensors are masked: a copy has another one."""

@@ -49,11 +49,7 @@ def _blocks(start: int, count: int) -> Iterator[tuple[int, int]]:
 def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
     """Fill a vector of integers with the bits of entries drawn one by one: 0 (slow) with probability p, else -1.
 
-    Args:
-        values: Integers of any size, (entries,).
-        key: All that the draw depends on, apart from the flat index.
-        p: Probability of being slow, in [0, 1], resolved to 2^-31.
-        start: Flat index of the first entry, for a shard of a parameter.
+    p is resolved to 2^-31; `start` is the flat index of the first entry, for a shard of a parameter.
     """
     last_fast = round((1 - p) * 2 * HALF) - HALF - 1
     for first, entries in _blocks(start, len(values)):

@@ -17,21 +17,13 @@ PREFIX = "mask"
 
 @dataclass(frozen=True)
 class Subset:
-    """One draw of a mask: of units that are absent together, or of the single entries of a parameter.
+    """One draw of a mask: of units that are absent together, or of the single entries of a parameter."""
 
-    Args:
-        name: Path of the layer that has the units, or of the parameter.
-        kind: Kind of the units; empty for single entries.
-        units: Number of units or entries.
-        present: Number that is present on a masked step; of single entries, the expected number.
-        index: Position among the draws of the model.
-    """
-
-    name: str
-    kind: str
-    units: int
-    present: float
-    index: int
+    name: str  # path of the layer that has the units, or of the parameter
+    kind: str  # of the units; empty for single entries
+    units: int  # or entries
+    present: float  # number on a masked step; of single entries, the expected number
+    index: int  # among the draws of the model
 
     def drawn(self, seed: int, cycle: int, shown: int) -> Tensor:
         """Return True for each of the first `shown` units or entries that is present on the masked steps of a cycle."""
@@ -50,7 +42,7 @@ def masks_in(model: nn.Module) -> Iterator[tuple[str, Mask, int]]:
     for name, module in model.named_modules():
         for mask in masks_of(module):
             yield name, mask, first
-            first += mask.draws()
+            first += len(mask.groups) + len(mask.targets)
 
 
 def subsets_of(name: str, mask: Mask, first: int) -> list[Subset]:
@@ -79,27 +71,16 @@ def entries_of(mask: Mask) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Position:
-    """Masks that one optimizer drives in cycles of one length.
+    """Masks that one optimizer drives in cycles of one length."""
 
-    Args:
-        optimizer: Class of the optimizer.
-        clock: Steps that it has completed.
-        k: Steps per cycle.
-        subsets: Draws of the masks.
-        entries: Entries of the masked parameters.
-        present: Number of these that are present in the next training forward.
-        flops: FLOPs of that forward and its backward, and those of a plain one, where thin models know them.
-        boosts: Factors of the slow step, each with its reason.
-    """
-
-    optimizer: str
-    clock: int
+    optimizer: str  # its class
+    clock: int  # steps that it has completed
     k: int
     subsets: list[Subset]
-    entries: int
-    present: float
-    flops: tuple[int, int]
-    boosts: list[tuple[float, str]]
+    entries: int  # of the masked parameters
+    present: float  # number of these in the next training forward
+    flops: tuple[int, int]  # of that forward and its backward, and of plain ones, where thin models know them
+    boosts: list[tuple[float, str]]  # factors of the slow step, each with its reason
 
     @property
     def share(self) -> float:

@@ -138,10 +138,7 @@ class Cut(NamedTuple):
 class GatheredTensor(MaskedTensor):
     """One that loses units: the rows, columns and members of those that stay are gathered into a smaller tensor.
 
-    Args:
-        name: Its dotted name.
-        cuts: The units along each dimension that counts some.
-        block: The group and the number of the block that it belongs to, if it does to one.
+    `cuts` are the units along each dimension that counts some; `block` is the group and the number of its block.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Wrapper(torch.optim.Optimizer):
         (
             lambda m: torch.optim.Adafactor(m.parameters()),
             TypeError,
-            "got 'Adafactor'. In a trial .*moved differently",
+            "got 'Adafactor'. Its state 'row_var' has a tensor of another shape",
         ),
         (lambda m: [_sgd(m), m], TypeError, "optimizer must be a torch.optim.Optimizer.*got 'Sequential'"),
         (lambda m: torch.optim.SparseAdam(list(m.parameters())), TypeError, "element-wise, got 'SparseAdam'"),
