@@ -1,6 +1,7 @@
 """What the audit says of small models, and that it leaves them as they were."""
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -182,6 +183,7 @@ def everything(model: nn.Module) -> list[object]:
         ],
         [(m.training, dict(m._buffers), dict(m._forward_hooks), dict(m._backward_hooks)) for m in model.modules()],
         torch.get_rng_state(),
+        random.getstate(),
         torch.is_grad_enabled(),
     ]
 
@@ -207,10 +209,12 @@ def test_model_is_as_it_was(prepare: Callable[[nn.Module], nn.Module]) -> None:
     stepped: list[Tensor] = []
     (weight, *_) = model.parameters()
     handle = weight.register_post_accumulate_grad_hook(stepped.append)  # type: ignore[no-untyped-call]
+    draws = model.register_forward_pre_hook(lambda *_: random.seed(1))
     before = list(flat(everything(model)))
     with torch.no_grad():
         mrreg.audit(model, fast="5", example_inputs=inputs)
     assert list(flat(everything(model))) == before
+    draws.remove()
     assert inputs.grad is None
     assert not stepped
     assert list((weight._post_accumulate_grad_hooks or {}).values()) == [stepped.append]
