@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from mrreg.errors import check_int, invalid_argument, invalid_state, quoted, warn
+from mrreg.errors import check_int, check_type, invalid_argument, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
 from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
@@ -117,8 +117,8 @@ def thin(
 
 def check_model(model: nn.Module, searched: bool = True) -> None:
     """Refuse modules that cannot become thin."""
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise invalid_argument(TypeError, WHERE, "model", "a torch.nn.Module, not a scripted one", model)
+    rule, scripted = "a torch.nn.Module, not a scripted one", isinstance(model, torch.jit.ScriptModule)
+    check_type(WHERE, "model", type(model).__name__ if scripted else model, nn.Module, rule)
     check_thinnable(model)
     check_torch_layers(WHERE, "model", model)
     check_materialized(WHERE, "model", model)
