@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from mrreg.errors import check_int, check_type, invalid_argument, invalid_state, quoted, warn
+from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
 from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
