@@ -23,9 +23,10 @@ lint: $(VENV)/.test
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests/unit tests/property tests/paper
 
-# The site, in site/. A dead link is an error.
+# The site, in site/, and the report of all records, in site/report/. A dead link is an error.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m benchmarks report --out site/report
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,7 +40,7 @@ $(VENV)/.test: $(BIN)/python setup.cfg constraints.txt
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.docs: $(BIN)/python setup.cfg constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench,docs]"
 	touch $@
 
 clean:

@@ -16,6 +16,7 @@ from benchmarks.report.paper import ITEMS
 
 RESULTS = Path(__file__).parent / "results"
 SMOKE = Path("runs")
+REPORT = Path(__file__).parent.parent / "site" / "report"  # beside the pages of the site
 README = Path(__file__).parent.parent / "README.md"
 DOCS = README.parent / "docs"
 
@@ -69,7 +70,9 @@ def all_(
 @app.command("report")
 def report_(
     records_in: Annotated[Path, typer.Option("--records", help="Folder of the records.", file_okay=False)] = RESULTS,
-    out: Annotated[Path, typer.Option(help="Folder of report.html and report.md.", file_okay=False)] = RESULTS,
+    out: Annotated[
+        Path, typer.Option(help="Folder of report.html, report.md and numbers.csv.", file_okay=False)
+    ] = REPORT,
     docs: Annotated[
         Path | None,
         typer.Option(
@@ -86,18 +89,16 @@ def report_(
     found = records.load_all(records_in)
     if not found:
         raise UserError(f"{records_in}: there is no record in this folder. Run a benchmark: python -m benchmarks list")
-    if unknown := sorted({record.benchmark for record in found} - REGISTERED.keys()):
-        raise UserError(f"{records_in}: records of unknown benchmarks: {', '.join(unknown)}. Move them away.")
-    shown = [(record, REGISTERED[record.benchmark].load().sections) for record in found]
+    shown, shows = report.sources(found)
     chapters = report.chapters(shown, ITEMS)
     title = "Multirate training of neural networks: what it gains, what it costs, and the paper's numbers beside ours"
     intro = f"Made from {len(shown)} records by python -m benchmarks report."
-    pages = report.write(title, intro, shown, chapters, out, report.cards(shown))
-    docs = docs or (DOCS if out == RESULTS else out)
-    for path in (*pages, *report.write_docs(shown, chapters, docs)):
+    docs = docs or (DOCS if out == REPORT else out)
+    pages = report.write(title, intro, shown, shows, chapters, out)
+    for path in (*pages, *report.write_docs(shown, shows, chapters, docs)):
         print(path)
     if readme:
-        for page, table in ((README, report.excerpt(shown)), (DOCS / "when-it-helps.md", report.thin(shown))):
+        for page, table in ((README, report.excerpt(shows)), (DOCS / "when-it-helps.md", report.thin(shows))):
             report.fill(page, table)
             print(page)
 
@@ -107,10 +108,10 @@ def demo_(
     out: Annotated[Path, typer.Option(help="Folder of the report.", file_okay=False)] = Path("demo-report"),
     preset: Annotated[str, typer.Option(help="demo, or smoke for seconds.")] = "demo",
 ) -> None:
-    """Thin training, fine-tuning and time scales on data that ship with scikit-learn; at most three minutes."""
-    from benchmarks.experiments.demo import command
+    """Thin training, fine-tuning and time scales on data that ship with scikit-learn; at most five minutes."""
+    from benchmarks.experiments import demo
 
-    command.run(out, preset)
+    demo.run(out, preset)
 
 
 def folder(preset: str) -> Path:

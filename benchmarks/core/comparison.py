@@ -31,8 +31,18 @@ def each_epoch(steps: int, epochs: int) -> tuple[int, ...]:
 
 def named(options: Options) -> str:
     """Return options in words, as the record has them."""
-    return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
-                     for name, value in options.items())  # fmt: skip
+
+    def said(value: Any) -> str:
+        if isinstance(value, tuple | list):
+            return "/".join(map(said, value))
+        return f"{value:g}" if isinstance(value, float) else f"{value}"
+
+    return ", ".join(f"{name} = {said(value)}" for name, value in options.items())
+
+
+def least_loss(result: Result) -> float:
+    """Score a trial by its validation loss."""
+    return -float(result["validation loss"])
 
 
 @dataclass(frozen=True)
@@ -42,12 +52,15 @@ class Search:
     # what is tried for each method; the first of the best is used. Methods that are not here have no options
     grid: Mapping[str, Sequence[Options]]
     like: Mapping[str, str] = field(default_factory=dict)  # methods that take what the search has found for another one
-    # the name of a trial in the record
-    trial: Callable[[str, Options], str] = lambda name, options: f"search: {name}, {named(options)}"
+    of: str = ""  # a word before the names of trials in the record, where there are several searches
     seeds: int = 1  # trainings of each
     at: Literal["steps", "seconds"] = "steps"  # trials end at the baseline's steps, or at its seconds
     # how good a trial's result is: more is better
     score: Callable[[Result], float] = lambda result: float(result["validation accuracy"])
+
+    def trial(self, name: str, options: Options) -> str:
+        """Return the name of a trial in the record."""
+        return f"search{' ' * bool(self.of)}{self.of}: {name}, {named(options)}"
 
     def tried(self, record: Record, name: str) -> list[tuple[Options, float]]:
         """Return what was tried for a method, with the mean score of its trials; only what has run."""
@@ -124,7 +137,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome(Generic[M]):
-    """The yield of one training, from which `Study.result` makes what is put into the record."""
+    """The yield of one training, from which `Study.result` makes what is kept."""
 
     what: str  # "trial" or "compare"
     name: str  # of the method
@@ -139,6 +152,10 @@ class Outcome(Generic[M]):
     by_seconds: Curve  # the training to the budgets of seconds; the same one unless it is scheduled
     trainer: Trainer  # at the end of the latter
     place: int = 0  # of the seed among those that were trained together
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self.by_seconds.values)
 
     def shares(self, count: int) -> list["Outcome[M]"]:
         """Return the outcomes of seeds that were trained together."""
@@ -157,7 +174,3 @@ class Outcome(Generic[M]):
         """Return what was found at equal seconds, budget by budget."""
         found = self.by_seconds.values[split]
         return [found[step] for step in self.equal if step in found]
-
-    def last(self, split: str = "validation") -> float:
-        """Return what was found at the end."""
-        return float(list(self.by_seconds.values[split].values())[-1])

@@ -39,7 +39,8 @@ class Config(Protocol):
 class Record:
     """All finished runs of one benchmark with one configuration on one device.
 
-    `runs` maps a run's key to its method, seeds, seconds, and one result a seed.
+    `runs` maps a run's key to its method, seeds, seconds, and one result a seed. `answer` says in sentences what a
+    closed question came to; the code that asked it is at the runs' commits.
     """
 
     benchmark: str
@@ -49,6 +50,7 @@ class Record:
     threads: int
     versions: dict[str, str]
     total: int = 0
+    answer: list[str] = dataclasses.field(default_factory=list)
     runs: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     schema: int = SCHEMA
 

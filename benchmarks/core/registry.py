@@ -14,7 +14,7 @@ from benchmarks.core.runner import Benchmark
 class Entry:
     """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget."""
 
-    module: str  # its name below `benchmarks`
+    module: str  # its name below `benchmarks.experiments`, and after a colon the name there, if not BENCHMARK
     summary: str  # one line for `list` and `--help`
     share: float = 1.0  # how much of the budget of `all` it gets, relative to the others
     needs: tuple[str, ...] = ()  # packages that it imports beside those of the extra `demo`
@@ -29,11 +29,12 @@ class Entry:
         Raises:
             UserError: If it needs a package that is not installed.
         """
+        module, _, name = self.module.partition(":")
         try:
-            benchmark = importlib.import_module(f"benchmarks.experiments.{self.module}").BENCHMARK
+            benchmark = getattr(importlib.import_module(f"benchmarks.experiments.{module}"), name or "BENCHMARK")
         except ModuleNotFoundError as error:
             raise UserError(
-                f"benchmarks.experiments.{self.module}: needs {error.name}. Install it: pip install '.[bench]'"
+                f"benchmarks.experiments.{module}: needs {error.name}. Install it: pip install '.[bench]'"
             ) from error
         assert isinstance(benchmark, Benchmark)
         return benchmark
@@ -62,27 +63,24 @@ REGISTERED = {
     "speed thin": Entry("speed.thin", "what training thin networks saves", 1, IMAGES + ENCODER[:1]),
     "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", 0.5),
     "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", 3, IMAGES),
-    "transfer-digits": Entry("transfer.digits", "a network pretrained on CIFAR-10 fine-tuned on MNIST", 1, IMAGES),
+    "transfer-digits": Entry(
+        "transfer.experiment:BENCHMARK_DIGITS", "a network pretrained on CIFAR-10 fine-tuned on MNIST", 1, IMAGES
+    ),
     "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", 2, ENCODER),
     "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays", 3, ENCODER),
-    "text-peers": Entry(
-        "text.peers", "multirate fine-tuning against LoRA, BAdam and random layers", 2, (*ENCODER, "peft", "badam")
-    ),
-    "mnist-small": Entry("mnist.small", "masks on 1,000 and 5,000 images of MNIST, everyone's p tuned", 2, IMAGES),
     "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder", 3),
-    "thin-kinds": Entry("thin.kinds", "which units of the decoder to leave out, for how long, rescaled or not", 1),
     "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
-    "thin-mnist-more": Entry("thin.mnist_more", "the same on all images, and together with dropout", 3, IMAGES),
+    "thin-mnist-more": Entry(
+        "thin.mnist:BENCHMARK_MORE", "the same on all images, and together with dropout", 3, IMAGES
+    ),
     "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),
     "thin-tabular": Entry(
         "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", 2, ("plotnine",)
     ),
     "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", 3, IMAGES),
     "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", 3, ENCODER),
-    "thin-words": Entry("thin.words", "thin sub-networks, dropout and weight decay for a word-level decoder", 3),
-    "thin-batchnorm": Entry("thin.batchnorm", "whose statistics BatchNorm should have under thin training", 1, IMAGES),
-    "thin-boost": Entry("thin.boost", "at which k, learning rate and momentum the boost of thin training is stable", 2),
-    "patches-search": Entry("patches.search", "which reading of figure 2 learns patch and images at once", 1, IMAGES),
-    "mnist-search": Entry("mnist.search", "which reading of the paper gives its MNIST tables", 1, IMAGES),
+    "thin-words": Entry(
+        "thin.chars:BENCHMARK_WORDS", "thin sub-networks, dropout and weight decay for a word-level decoder", 3
+    ),
     "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", 0.5),
 }

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from benchmarks.core import records
 from benchmarks.core.errors import Interrupted, UserError
 from benchmarks.core.records import Config, Record, Result
-from benchmarks.core.sections import Section
+from benchmarks.core.sections import Section, Shown
 from benchmarks.core.timing import synchronize
 
 C = TypeVar("C", bound=Config)
@@ -67,6 +67,7 @@ class Benchmark(Generic[C]):
     execute: Callable[[C, Run, Context], Sequence[Result]]
     sections: tuple[Section, ...] = ()  # what the report shows of it, one a table or figure of the paper
     data: str | Callable[[C], str] = "random tensors"  # on which data a configuration runs, in words
+    shown: tuple[Shown, ...] = ()  # comparisons of which the documentation has a row
 
     def config(self, preset: str, seeds: int | None = None) -> C:
         """The configuration of a preset, with another number of seeds if one is given."""

@@ -1,10 +1,11 @@
-"""The report of a record as data: one section for each table or figure of the paper."""
+"""The report of a record as data: one section for each table or figure of the paper, and those of any study."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.core import stats
+from benchmarks.core.comparison import Search, named
 from benchmarks.core.records import Record
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ def gain(method: str, over: str, name: str) -> Values:
     return lambda record: stats.paired(record.numbers(method, name), record.numbers(over, name))
 
 
-def below(method: str, name: str, bound: float) -> Values:
-    """Return how far a number lies below a bound, one a seed (or repeat)."""
-    return lambda record: [bound - value for value in record.numbers(method, name).values()]
+def times(method: str, over: str, name: str) -> Values:
+    """Return a number with `over` divided by that with `method`, paired by seed: how many times as fast, in seconds."""
 
+    def values(record: Record) -> list[float]:
+        ours, theirs = record.numbers(method, name), record.numbers(over, name)
+        return [theirs[seed] / ours[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
-def above(method: str, name: str, bound: float) -> Values:
-    """Return how far a number lies above a bound, one a seed (or repeat)."""
-    return lambda record: [value - bound for value in record.numbers(method, name).values()]
+    return values
 
 
 @dataclass(frozen=True)
@@ -131,3 +132,79 @@ class Section:
     note: str = ""  # where our setting differs from the paper's, or what the paper leaves open
     # sentences computed from the record, such as what a search chose
     facts: Callable[[Record], Sequence[str]] = lambda record: ()
+
+
+AT_SECONDS = (
+    " Equal seconds are those of the baseline's steps, from the cost of a step measured with all methods in turns in "
+    "one process."
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One comparison of a study, as the report shows it."""
+
+    title: str  # of the task
+    methods: Mapping[str, str]  # their labels, and their names in the record
+    better: Sequence[tuple[str, str]] = ()  # pairs of labels: the claim is that the first is better than the second
+    metric: str = "accuracy"  # of the study
+    unit: str = "%"  # of the number
+    digits: int = 2  # how many decimals of it are shown
+    lower: bool = False  # less is better
+    words: str = "more accurate than"  # for the claims
+    note: str = ""  # on the setting
+    facts: Callable[[Record, str], Sequence[str]] = lambda record, number: ()  # sentences on a number of the record
+    presets: frozenset[str] | None = None  # as in `Section`
+    ylabel: str = "test accuracy [%]"  # of the plots
+    task: str = ""  # what is trained on what, in the tables of the documentation; empty stands in none
+    against: Sequence[tuple[str, str]] = ()  # the pairs that stand there
+
+    def rows(self, name: str) -> tuple[Row, ...]:
+        """Return one row a method for a number of the record."""
+        return tuple(Row(label, metric(method, name)) for label, method in self.methods.items())
+
+    def section(self, how: str, name: str, curves: Curves | None = None, note: str = "", **more: Any) -> Section:
+        """Return the comparison by one number of the record, with an interval for each claim."""
+
+        def claim(one: str, other: str) -> Claim:
+            pair = [self.methods[each] for each in ((other, one) if self.lower else (one, other))]
+            return Claim(f"{one}: {self.words} {other}", gain(pair[0], pair[1], name))
+
+        return Section(
+            more.pop("item", ""), f"{self.title}: {how}", self.unit, self.digits, rows=self.rows(name),
+            claims=(*more.pop("claims", ()), *(claim(*pair) for pair in self.better)),
+            plots=(*([curves] if curves else []), Bars(self.ylabel)), note=self.note + note,
+            facts=lambda record: self.facts(record, name), presets=self.presets, **more,
+        )  # fmt: skip
+
+    def sections(self, baseline: str, *, steps: str = "steps", x: str = "step") -> tuple[Section, ...]:
+        """Return the comparison at equal steps, at equal seconds, and the cost of a step over that of the baseline."""
+        at_seconds, label = f"{self.metric} at equal seconds", f"training time in steps of {baseline}"
+        curves = Curves(
+            self.methods, f"{self.metric} by time", label if x == "step" else "seconds of training", self.ylabel, x=x
+        )
+        costs = f"{self.title}: seconds of a step, {baseline} = 1"
+        return (
+            self.section(f"equal {steps}", self.metric),
+            self.section("equal seconds", at_seconds, curves, AT_SECONDS),
+            Section("", costs, rows=self.rows("relative cost"), presets=self.presets),
+        )
+
+
+def differences(record: Record, pairs: Sequence[tuple[str, str]], name: str, unit: str = "points") -> list[str]:
+    """Return paired differences of methods, in words, where both have run."""
+    found = {pair: gain(pair[0], pair[1], name)(record) for pair in pairs}
+    return [stats.sentence(*pair, values, unit) for pair, values in found.items() if values]
+
+
+def searched(record: Record, search: Search, methods: Iterable[str], digits: int = 1, sign: int = 1) -> list[str]:
+    """Return what was tried for each method, what it gave on validation data (`sign` times the score), what is used."""
+    said = []
+    for method in methods:
+        chosen = search.chosen(record, method)
+        tried = [
+            f"{named(options)}: {sign * score:.{digits}f}{' (chosen)' if options == chosen else ''}"
+            for options, score in search.tried(record, method)
+        ]
+        said += [f"Search on validation data, {method}: {'; '.join(tried)}."] if tried else []
+    return said

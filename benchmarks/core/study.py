@@ -7,25 +7,45 @@ Everything else follows. Options of a method are tried on "validation" with seed
 best ones replace the method's fields. A step of every method is timed with all methods in turns in one process. Then
 every method and seed is trained once, for as many steps as its budgets of steps and of the baseline's seconds ask for,
 and evaluated on "test" at each of them. Where a schedule depends on the length of a training (`scheduled`), equal steps
-and equal seconds are two trainings. `study_sections` makes the report.
+and equal seconds are two trainings. `sections.Shown` makes the report.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from itertools import product
-from statistics import median
+from statistics import fmean, median
 from typing import Generic, Literal, TypeVar
 
 from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
 from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Section
+from benchmarks.core.sections import Section, Shown
 from benchmarks.core.timing import interleaved
 from benchmarks.core.training import Curve, Plan, Trainer, fit
 
 C = TypeVar("C", bound=Config)
 M = TypeVar("M")
+Curves = Mapping[str, Sequence[float]]
+"""What was found on the way of a training, by name: "accuracy", "validation loss"."""
+Summary = Callable[[Curves], Mapping[str, float]]
+
+
+def last(curves: Curves) -> Mapping[str, float]:
+    """Take the numbers of the end."""
+    return {name: curve[-1] for name, curve in curves.items()}
+
+
+def late(curves: Curves) -> Mapping[str, float]:
+    """Take the means of the last quarter of the evaluations."""
+    return {name: fmean(curve[3 * len(curve) // 4 :]) for name, curve in curves.items()}
+
+
+def at_best_validation(curves: Curves) -> Mapping[str, float]:
+    """Take the numbers where the validation loss was smallest."""
+    validation = curves["validation loss"]
+    best = min(range(len(validation)), key=validation.__getitem__)
+    return {name: curve[best] for name, curve in curves.items()}
 
 
 @dataclass(frozen=True)
@@ -50,14 +70,16 @@ class Study(Generic[C, M]):
     build: Callable[[C, M, int, Job], Trainer]
     metric: str = "accuracy"  # what `Trainer.evaluate` returns, in a word, and its unit
     lower: bool = False  # less of it is better
-    result: Callable[[C, Outcome[M]], Result] | None = None  # what is kept of a training; None keeps `default_result`
+    summary: Summary = last  # the number of a training, from what was found on the way
+    # what else is kept of a training
+    extra: Callable[[Outcome[M]], Result] = lambda outcome: {}
     # what else is measured of the trainers whose steps are timed
     measure: Callable[[Mapping[str, Trainer]], Result] = lambda trainers: {}
     data: str | Callable[[C], str] = ""  # on which data a configuration trains, in words
 
-    def benchmark(self, sections: Sequence[Section] = ()) -> Benchmark[C]:
-        """Return the study as a benchmark with what the report shows of it."""
-        return Benchmark(self.name, self.presets, self.runs, self.execute, tuple(sections), self.data)
+    def benchmark(self, sections: Sequence[Section] = (), shown: Sequence[Shown] = ()) -> Benchmark[C]:
+        """Return the study as a benchmark with what the report and the documentation show of it."""
+        return Benchmark(self.name, self.presets, self.runs, self.execute, tuple(sections), self.data, tuple(shown))
 
     def runs(self, config: C) -> list[Run]:
         """Return every run: of each comparison the timing, the trials, and each seed of each method."""
@@ -90,23 +112,32 @@ class Study(Generic[C, M]):
         execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds, context)
         return [execution.costs()] if execution.task.what == "costs" else execution.results()
 
-    def default_result(self, outcome: Outcome[M]) -> Result:
-        """Return the numbers of a training under the names that `study_sections` knows."""
+    def result(self, outcome: Outcome[M]) -> Result:
+        """Return what is kept of a training; the names are the same in every record.
+
+        Numbers on the split "test" have the metric's name, those on another split have the split's before it.
+        """
+        names = {split: self.metric if split == "test" else f"{split} {self.metric}" for split in outcome.splits}
+        steps, seconds = (
+            {name: at(split) for split, name in names.items()} for at in (outcome.at_steps, outcome.at_seconds)
+        )
         if outcome.what == "trial":
-            return {f"validation {self.metric}": outcome.last(), **outcome.options}
-        steps, seconds = outcome.at_steps(), outcome.at_seconds()
-        return {
-            self.metric: steps[-1],
-            f"{self.metric} at equal seconds": seconds[-1],
-            "steps at equal seconds": outcome.equal[-1],
-            "relative cost": outcome.relative,
+            found = {name: value for name, value in self.summary(seconds).items() if name.startswith("validation")}
+            return {**found, **outcome.options}
+        times = {step: outcome.by_steps.times[step] for step in outcome.budgets if step in outcome.by_steps.times}
+        kept = {
+            **self.summary(steps),
+            **{f"{name} by step": curve for name, curve in steps.items()},
+            "step": list(times),
             "training seconds": outcome.by_steps.seconds,
-            f"{self.metric} by step": steps,
-            f"{self.metric} by time": seconds,
-            "step": list(outcome.budgets),
-            "seconds": list(outcome.seconds),
-            **outcome.options,
+            "training seconds by step": list(times.values()),
         }
+        if outcome.seconds:
+            kept |= {f"{name} at equal seconds": value for name, value in self.summary(seconds).items()}
+            kept |= {f"{name} by time": curve for name, curve in seconds.items()}
+            kept |= {"seconds": list(outcome.seconds), "steps at equal seconds": outcome.equal[-1]}
+            kept |= {"relative cost": outcome.relative}
+        return {**kept, **outcome.options, **self.extra(outcome)}
 
 
 @dataclass(frozen=True)
@@ -157,8 +188,7 @@ class _Execution(Generic[C, M]):
             by_steps, by_seconds, trainer,
         )  # fmt: skip
         outcomes = outcome.shares(len(self.seeds)) if comparison.together else [outcome]
-        keep = self.study.result
-        return [keep(self.config, each) if keep else self.study.default_result(each) for each in outcomes]
+        return [self.study.result(each) for each in outcomes]
 
     def _method(self, name: str) -> tuple[M, Options]:
         """Return a method with its options: those on trial, or the chosen ones."""

@@ -1,12 +1,7 @@
-"""Data-parallel training: bytes and seconds of one cycle on local ranks, and what many GPUs would save by sending less.
+"""Data-parallel training: bytes and seconds of one cycle on local ranks.
 
 Every rank count starts its own processes, in which three ways to train one network are timed in turn, cycle by cycle.
-Bytes are counted where gradients are handed to `all_reduce`. What more ranks would save is computed, not measured:
-compute time and bytes are those of the record, and a ring all-reduce of B bytes over n ranks takes
-
-    2 (n - 1) latency + 2 (n - 1) / n * B / bandwidth
-
-seconds, which nothing overlaps.
+Bytes are counted where gradients are handed to `all_reduce`.
 """
 
 import json
@@ -16,10 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -42,24 +35,7 @@ LR = 1e-3
 SGD, ALL, DUE = "SGD", "Multirate, all gradients sent", "Multirate, due gradients sent"
 METHODS = (SGD, ALL, DUE)
 RANKS = (1, 2)
-GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 FLOAT = 4  # bytes of an entry
-
-
-@dataclass(frozen=True)
-class Network:
-    """The network between the ranks: seconds per message, and bytes per second in and out of each."""
-
-    name: str
-    latency: float
-    bandwidth: float
-
-
-NETWORKS = (
-    Network("10 Gbit/s, 50 µs", 50e-6, 1.25e9),
-    Network("100 Gbit/s, 10 µs", 10e-6, 12.5e9),
-    Network("400 Gbit/s, 5 µs", 5e-6, 50e9),
-)
 
 
 @dataclass(frozen=True)
@@ -72,7 +48,6 @@ class ScaleConfig:
     batch: int  # examples a rank
     k: int = K
     threads: int = 1  # a rank
-    networks: tuple[Network, ...] = NETWORKS
 
 
 PRESETS = {
@@ -80,11 +55,6 @@ PRESETS = {
     "cpu": ScaleConfig(seeds=15, width=1024, depth=4, batch=64),
     "gpu": ScaleConfig(seeds=30, width=8192, depth=8, batch=1024),
 }
-
-
-def ring_seconds(ranks: int, size: float, latency: float, bandwidth: float) -> float:
-    """A ring all-reduce of `size` bytes."""
-    return 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * size / bandwidth if size else 0.0
 
 
 @contextmanager
@@ -120,7 +90,7 @@ def trainer(method: str, config: ScaleConfig, device: torch.device) -> Callable[
     optimizer: torch.optim.Optimizer = (
         torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
         if method == SGD
-        else mrreg.MultirateSGD(mrreg.split(parallel, fast=model[-1]), lr=LR, k=config.k, momentum=0.9, model=parallel)
+        else mrreg.MultirateSGD(parallel, lr=LR, k=config.k, fast=model[-1], momentum=0.9)
     )
     x = torch.randn(config.batch, config.width, device=device)
     y = torch.randint(10, (config.batch,), device=device)
@@ -184,27 +154,6 @@ def counts(config: dict[str, Any]) -> tuple[int, int]:
     return 10 * (width + 1), config["depth"] * width * (width + 1)
 
 
-def projected(record: Record, gpus: int, name: str) -> dict[str, list[float]]:
-    """Seconds of a cycle on so many ranks by each method, one a repeat: those of one rank, and communication."""
-    k = record.config["k"]
-    (net,) = (Network(**net) for net in record.config["networks"] if net["name"] == name)
-    fast, slow = counts(record.config)
-    every, due = ((fast + slow) * FLOAT, fast * FLOAT)
-    sizes = {SGD: [every] * k, ALL: [every] * k, DUE: [every] + [due] * (k - 1)}
-    sending = {m: sum(ring_seconds(gpus, size, net.latency, net.bandwidth) for size in sizes[m]) for m in METHODS}
-    return {m: [s + sending[m] for s in record.numbers(called(1), f"{m} seconds").values()] for m in METHODS}
-
-
-def speedup(gpus: int, net: Network, over: str) -> Values:
-    """Return projected seconds of a method over ours."""
-
-    def values(record: Record) -> list[float]:
-        seconds = projected(record, gpus, net.name)
-        return [other / own for other, own in zip(seconds[over], seconds[DUE], strict=True)]
-
-    return values
-
-
 def _ratio(name: str) -> Values:
     """Return a count of plain data parallelism over ours, on two ranks."""
 
@@ -233,34 +182,16 @@ def _measured(record: Record) -> list[str]:
     return found
 
 
-def _saved(record: Record) -> list[str]:
-    """Return what the hook alone saves: against the same optimizer that sends everything."""
-    return [
-        f"{gpus:,} GPUs, {net.name}: {median(values):.2f} times as fast as the same optimizer with all gradients sent"
-        for net, gpus in product(NETWORKS, (GPUS[0], GPUS[-1]))
-        if (values := speedup(gpus, net, ALL)(record))
-    ]
-
-
-_section = partial(Section, "", unit="x", center="median", full=frozenset({"cpu", "gpu"}))
-SECTIONS = (
-    _section(
-        f"Data parallel, {K} steps: SGD over MultirateSGD(k={K}) that sends due gradients only, 2 local ranks",
-        rows=(Row("bytes", _ratio("bytes")), Row("seconds", _ratio("seconds"))),
-        claims=(
-            Claim("a cycle sends k |fast| + |slow| entries, to the byte", _as_counted),
-            Claim("and takes less time than SGD's", _ratio("seconds"), above=1.0),
-        ),
-        note="gloo on one machine, whose ranks share its cores; the head of a network of wide layers is fast.",
-        facts=_measured,
+SECTION = Section(
+    "", f"Data parallel, {K} steps: SGD over MultirateSGD(k={K}) that sends due gradients only, 2 local ranks",
+    unit="x", center="median", full=frozenset({"cpu", "gpu"}),
+    rows=(Row("bytes", _ratio("bytes")), Row("seconds", _ratio("seconds"))),
+    claims=(
+        Claim("a cycle sends k |fast| + |slow| entries, to the byte", _as_counted),
+        Claim("and takes less time than SGD's", _ratio("seconds"), above=1.0),
     ),
-    _section(
-        "Data parallel on many GPUs, computed: seconds of a cycle, SGD over MultirateSGD that sends what is due",
-        found="computed",
-        rows=tuple(Row(f"{gpus:,} GPUs, {net.name}", speedup(gpus, net, SGD)) for net, gpus in product(NETWORKS, GPUS)),
-        note="Seconds of one rank in this record plus a ring all-reduce for each step, 2 (n - 1) latency + "
-        "2 (n - 1) / n * bytes / bandwidth, which nothing overlaps. Latency and bandwidth are in the record.",
-        facts=_saved,
-    ),
-)
-BENCHMARK = Benchmark("scale", PRESETS, runs, execute, SECTIONS)
+    note="gloo on one machine, whose ranks share its cores; the head of a network of wide layers is fast. What many "
+    "GPUs would save by sending less, the closed record `scale computed` says.",
+    facts=_measured,
+)  # fmt: skip
+BENCHMARK = Benchmark("scale", PRESETS, runs, execute, (SECTION,))

@@ -21,10 +21,8 @@ from torch.optim import SGD, Optimizer
 import mrreg
 from benchmarks.core.comparison import Comparison, Job, Outcome
 from benchmarks.core.records import Record, Result
-from benchmarks.core.sections import Claim, Curves, Drawing, Section, gain, rows
-from benchmarks.core.stacked import Generators, StackedLinear
+from benchmarks.core.sections import Claim, Curves, Drawing, Section, Shown, differences, gain, rows
 from benchmarks.core.study import Study
-from benchmarks.core.study_sections import differences
 from benchmarks.core.training import Batch, Batches, Loop, percent_right
 
 if TYPE_CHECKING:
@@ -35,6 +33,37 @@ WIDTH, BATCH = 100, 25
 H, K = 0.2, 5  # the paper's h = 1 and k = 5: steps of h / k
 GRID, EDGE = 50, 2.2  # decision regions: so many points a side, from -EDGE to EDGE
 DATA_STREAM = 10_000  # added to a seed, so that data and initial weights do not come from the same random numbers
+
+
+class StackedLinear(nn.Module):
+    """As many linear layers as there are seeds, in one batched product."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))  # (S, out, in)
+        self.bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]))  # (S, out)
+
+    def forward(self, x: Tensor) -> Tensor:  # (S, N, in) -> (S, N, out)
+        """Apply layer s to the batch of seed s."""
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+
+
+class Generators:
+    """A generator for each seed, saved and restored together as if they were one."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.each = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def permutations(self, size: int) -> Tensor:  # (S, size)
+        """Return a random order for each seed."""
+        return torch.stack([torch.randperm(size, generator=generator) for generator in self.each])
+
+    def get_state(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self.each]
+
+    def set_state(self, states: Sequence[Tensor]) -> None:
+        for generator, state in zip(self.each, states, strict=True):
+            generator.set_state(state)
 
 
 def spirals(points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -166,18 +195,12 @@ def build(config: SpiralConfig, method: Callable[[Networks], Optimizer], seed: i
     return Loop(nets, method(nets), batches(x, y, generators), splits, accuracy, loss)
 
 
-def result(config: SpiralConfig, outcome: Outcome[Any]) -> Result:
-    """Return accuracy on the way, and with the first seed the regions of all networks."""
-    found: dict[str, Any] = {
-        "accuracy": outcome.at_steps()[-1],
-        "training accuracy": outcome.at_steps("fitted")[-1],
-        "accuracy per evaluation": outcome.at_steps(),
-        "epoch": list(range(config.every, config.epochs + 1, config.every)),
-    }
-    if outcome.name in DRAWN and not outcome.place:
-        assert isinstance(outcome.trainer, Loop)
-        found["regions"] = regions(outcome.trainer.model)
-    return found
+def extra(outcome: Outcome[Any]) -> Result:
+    """Return the regions of all networks, with the first seed of what is drawn."""
+    if outcome.name not in DRAWN or outcome.place:
+        return {}
+    assert isinstance(outcome.trainer, Loop)
+    return {"regions": regions(outcome.trainer.model)}
 
 
 def regions(nets: nn.Module) -> list[list[float]]:
@@ -223,8 +246,8 @@ NOTE = (
 def _figure(item: str, title: str, methods: Sequence[str], claims: tuple[Claim, ...], beside: Sequence[str] = (),
             pairs: Sequence[tuple[str, str]] = (), **more: Any) -> Section:  # fmt: skip
     """Return the curves of the paper's figure, what stands beside them in the table, differences worth a sentence."""
-    curves = Curves(dict(zip(methods, methods, strict=True)), "accuracy per evaluation", "epoch", "test accuracy [%]",
-                    x="epoch", ylim=(45, 95))  # fmt: skip
+    shown = dict(zip(methods, methods, strict=True))
+    curves = Curves(shown, "accuracy by step", "step (20 an epoch)", "test accuracy [%]", x="step", ylim=(45, 95))
     plots = (curves, *more.pop("plots", ()))
     return Section(
         item, title, "%", 1, rows=rows((*methods, *beside), "accuracy"), claims=claims, plots=plots,
@@ -248,5 +271,12 @@ SECTIONS = (
     _figure("Figure A13", "Slow biases on the spiral: which biases?", ("SGD", ALL, INPUT, OUTPUT),
             (_better(INPUT, "SGD", by=5), _better(INPUT, OUTPUT)), pairs=((INPUT, ALL), (OUTPUT, "SGD"))),
 )  # fmt: skip
-STUDY = Study("spiral", PRESETS, comparisons, build, result=result, data="points of two spirals")
-BENCHMARK = STUDY.benchmark(SECTIONS)
+STUDY = Study("spiral", PRESETS, comparisons, build, extra=extra, data="points of two spirals")
+SHOWN = [
+    Shown("", {each: each for each in METHODS}, task=task, against=[pair])
+    for task, pair in (
+        ("4-turn spiral, slow biases", (ALL, "SGD")),
+        ("4-turn spiral, momentum 0.9", ("multirate, momentum 0.9", "SGD, momentum 0.9")),
+    )
+]
+BENCHMARK = STUDY.benchmark(SECTIONS, SHOWN)

@@ -14,13 +14,13 @@ from benchmarks.core.errors import UserError
 from benchmarks.core.records import Record
 from benchmarks.core.registry import REGISTERED
 from benchmarks.core.sections import Claim, Row, Section
-from benchmarks.report import answers, highlights, verdict
+from benchmarks.report import closed, headlines, verdict
 from benchmarks.report import plots as report_plots
 from benchmarks.report.paper import Item
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 PRESETS = ("paper", "gpu", "cpu")  # the largest first
-Shown = Sequence[tuple[Record, tuple[Section, ...]]]
+Sources = Sequence[tuple[Record, Sequence[Section]]]
 """Records with what is to be shown of each."""
 
 
@@ -76,14 +76,20 @@ class Chapter:
     item: str
     title: str
     missing: str
+    group: str = "The paper"
     blocks: list[Block] = field(default_factory=list)
+
+    @property
+    def short(self) -> str:
+        """The title without what the other chapters of its group begin with."""
+        return self.heading if self.item else self.title.rpartition(": ")[2]
 
     @property
     def heading(self) -> str:
         return f"{self.item}. {self.title}" if self.item else self.title
 
 
-def chapters(shown: Shown, items: Mapping[str, Item]) -> list[Chapter]:
+def chapters(shown: Sources, items: Mapping[str, Item]) -> list[Chapter]:
     """Return every item of the paper in its order, then what goes beyond it; first what was run, then what was not."""
     made = {item: Chapter(item, about.title, _missing(about)) for item, about in items.items()}
     ordered = sorted(shown, key=lambda pair: rank(pair[0]))
@@ -92,7 +98,9 @@ def chapters(shown: Shown, items: Mapping[str, Item]) -> list[Chapter]:
         for section in sections:
             if section.presets is None or record.preset in section.presets:
                 key = section.item or f"{record.benchmark}: {section.title}"
-                made.setdefault(key, Chapter("", section.title, "")).blocks.append(block(section, record, looks))
+                made.setdefault(key, Chapter("", section.title, "", record.benchmark)).blocks.append(
+                    block(section, record, looks)
+                )
     for benchmark, sections in {record.benchmark: sections for record, sections in ordered}.items():
         presets = {record.preset for record, _ in ordered if record.benchmark == benchmark}
         for section in sections:
@@ -101,10 +109,10 @@ def chapters(shown: Shown, items: Mapping[str, Item]) -> list[Chapter]:
     return list(made.values())
 
 
-def _looks(shown: Shown) -> dict[str, report_plots.Look]:
+def _looks(shown: Sources, cards: Sequence[headlines.Card] = headlines.CARDS) -> dict[str, report_plots.Look]:
     """Return the look of every method: the cards' methods get the clearest ones."""
-    sections = (section for _, each in shown for section in each)
-    return report_plots.palette([*highlights.LABELS, *report_plots.labels(sections)])
+    first = [label for card in cards for label in card.curves.methods]
+    return report_plots.palette([*first, *report_plots.labels(section for _, each in shown for section in each)])
 
 
 def rank(record: Record) -> int:
@@ -165,39 +173,49 @@ def _ranges(numbers: Sequence[int]) -> str:
     )
 
 
-def cards(shown: Shown) -> list[highlights.ShownCard]:
-    """Return the cards that the records fill, in the colours of their chapters."""
-    return highlights.cards(_largest(shown), _looks(shown))
+def sources(found: Sequence[Record]) -> tuple[Sources, headlines.Shows]:
+    """Return records with their sections, and the largest of each benchmark with its comparisons."""
+    known = {each.benchmark: REGISTERED[each.benchmark].load() for each in found if each.benchmark in REGISTERED}
+    shown = [(each, known[each.benchmark].sections if each.benchmark in known else closed.sections(each))
+             for each in found]  # fmt: skip
+    largest = {each.benchmark: each for each in sorted(found, key=rank, reverse=True)}
+    return shown, [
+        (record, [each for each in known[name].shown if each.presets is None or record.preset in each.presets])
+        for name, record in largest.items()
+        if name in known
+    ]
 
 
 def write(
     title: str,
     intro: str,
-    shown: Shown,
+    shown: Sources,
+    shows: headlines.Shows,
     parts: Sequence[Chapter],
     out: Path,
-    cards: Sequence[highlights.ShownCard] = (),
-) -> tuple[Path, Path]:
-    """Write report.html and report.md: cards, the chapters, and at the end every record, shown in one or not."""
+    cards: Sequence[headlines.Card] = headlines.CARDS,
+) -> list[Path]:
+    """Write report.html and report.md, with cards, chapters and every record, and all numbers as numbers.csv."""
     judged = any(block.claims or block.compared for part in parts for block in part.blocks)
-    given: dict[str, Any] = {"title": title, "intro": intro, "chapters": parts, "rule": judged and verdict.RULE}
-    given |= {
-        "cards": cards,
-        "sources": [made_with(record) for record, _ in shown],
-    }
-    paths = out / "report.html", out / "report.md"
-    for path in paths:
+    looks = _looks(shown, cards)
+    given: dict[str, Any] = {
+        "title": title, "intro": intro, "chapters": parts, "rule": judged and verdict.RULE,
+        "cards": headlines.cards(shows, looks, cards), "sources": [made_with(record) for record, _ in shown],
+    }  # fmt: skip
+    pages = [out / "report.html", out / "report.md"]
+    for path in pages:
         _render(path, given)
-    return paths
+    numbers = out / "numbers.csv"
+    closed.table([record for record, _ in shown]).to_csv(numbers, index=False)
+    return [*pages, numbers]
 
 
-def write_docs(shown: Shown, parts: Sequence[Chapter], out: Path) -> tuple[Path, Path]:
+def write_docs(shown: Sources, shows: headlines.Shows, parts: Sequence[Chapter], out: Path) -> list[Path]:
     """Write results.md, the excerpt and the table of everything, and results.svg, the figure of the README."""
     page, figure = out / "results.md", out / "results.svg"
-    records = _largest(shown)
-    _render(page, {"chapters": parts, "rule": verdict.RULE, "excerpt": highlights.excerpt(records)})
-    figure.write_bytes(highlights.picture(records, _looks(shown)))
-    return page, figure
+    _render(page, {"chapters": parts, "rule": verdict.RULE, "excerpt": headlines.pairs(shows, headlines.EXCERPT, 1)})
+    figure.write_bytes(headlines.picture(shows, _looks(shown)))
+    return [page, figure]
 
 
 def fill(page: Path, table: str) -> None:
@@ -214,26 +232,18 @@ def fill(page: Path, table: str) -> None:
     page.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
 
 
-def excerpt(shown: Shown) -> str:
+def excerpt(shows: headlines.Shows) -> str:
     """Return the table of the README."""
-    return _table(highlights.excerpt(_largest(shown)))
+    return _template("excerpt.md.j2", excerpt=headlines.pairs(shows, headlines.EXCERPT, 1))
 
 
-def thin(shown: Shown) -> str:
-    """Return what the records say of thin training: comparisons, who is ahead, where a boost is stable."""
-    records = _largest(shown)
-    said = "\n".join(f"- {each}" for each in answers.sentences(records))
-    parts = (_table(highlights.excerpt(records, answers.ROWS)), said, answers.boosts(records))
-    return "\n\n".join(part for part in parts if part)
+def thin(shows: headlines.Shows) -> str:
+    """Return what the records say of thin training, one row a task."""
+    return _template("thin.md.j2", tasks=headlines.tasks(shows))
 
 
-def _table(rows: Sequence[tuple[highlights.Comparison, str, str]]) -> str:
-    return _environment().get_template("excerpt.md.j2").render(excerpt=rows).strip()
-
-
-def _largest(shown: Shown) -> dict[str, Record]:
-    """Return each benchmark's record of the largest preset."""
-    return {record.benchmark: record for record, _ in sorted(shown, key=lambda pair: -rank(pair[0]))}
+def _template(name: str, **given: Any) -> str:
+    return _environment().get_template(name).render(given).strip()
 
 
 def _render(path: Path, given: Mapping[str, Any]) -> None:

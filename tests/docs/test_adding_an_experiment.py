@@ -43,10 +43,5 @@ def test_the_example_runs_and_is_shown(module: ModuleType, tmp_path: Path) -> No
     assert run(benchmark, "smoke", tmp_path, seeds=3).added == 3
 
 
-def test_its_masks_train_half_of_the_units(module: ModuleType) -> None:
-    net = module.network(module.Method("masks", 0.5), 8)
-    assert "1 groups lose up to 50% of their units" in repr(net)
-
-
 def test_the_page_is_the_one_that_the_code_names() -> None:
     assert "docs/adding-an-experiment.md" in (ROOT / "benchmarks/core/study.py").read_text(encoding="utf-8")

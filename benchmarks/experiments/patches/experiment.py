@@ -1,7 +1,7 @@
 """Two learning rates at once on patch-augmented CIFAR-10 (the paper's figure 2).
 
 A small step size learns the patch, a large one the images; the paper merges two copies of a WideResNet-16 that learn on
-two time scales. `patches_data` says what the images are, `patches_model` what is merged and when.
+two time scales. `data` says what the images are, `model` what is merged and when.
 
 Differs from the paper: it gives neither batch size (128), epochs (60), width factor (10) nor weight decay (5e-4); those
 are of the published code of Li et al. (cwein3/large-lr-code), which it follows. `cpu` is a small network on the middle
@@ -12,20 +12,18 @@ statistics, so those of batch normalization are taken anew from training images 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
-from benchmarks.core.comparison import Comparison, Job, Outcome
-from benchmarks.core.records import Result
+from benchmarks.core.comparison import Comparison, Job
 from benchmarks.core.sections import Claim, Curves, Row, Section, gain, metric
-from benchmarks.core.study import Study
+from benchmarks.core.study import Study, late
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
-from benchmarks.data.cifar import IMAGES, cifar10
+from benchmarks.data.cifar import cifar10
 from benchmarks.experiments.patches.data import SETS, SIDE, Patched, Patterns, evaluation_sets, training_set
-from benchmarks.experiments.patches.model import MEAN, Copies, Merge, optimizer, sum_of_losses, wide_resnet
+from benchmarks.experiments.patches.model import Copies, optimizer, sum_of_losses, wide_resnet
 
 FAST, SLOW, K = 0.004, 0.1, 25  # h_F, h_S = k h_F, k
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
@@ -41,7 +39,6 @@ class Method:
 
     lr: float  # of the network, or of the fast copy
     period: int | None = None  # steps from one gradient of the slow copy to the next; None has no slow copy
-    merge: Merge = MEAN  # of the two copies
 
 
 METHODS = {SMALL: Method(FAST), LARGE: Method(SLOW), MERGED: Method(FAST, K), BOTH: Method(FAST, 1)}
@@ -103,15 +100,14 @@ def build(config: PatchesConfig, method: Method, seed: int, job: Job) -> Loop:
     splits: dict[str, Callable[[], Iterable[Batch]]] = {
         name: partial(held_out, each.to(job.device)) for name, each in tests.items()
     }
-    copies = Copies(net, K, method.period, method.merge) if method.period else None
-    trained = copies.merged if copies else net
+    copies = Copies(net, K, method.period) if method.period else None
+    trained = copies.net if copies else net
     splits[SETS[0]] = partial(fitted, trained, train, config.fitted, splits[SETS[0]])  # the first one evaluated
     if copies is None:
         sgd = torch.optim.SGD(net.parameters(), lr=method.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
         return Loop(net, sgd, batches, splits, forward=forward)
     both = optimizer(copies, method.lr, MOMENTUM, WEIGHT_DECAY)
-    after = partial(copies.after_step, both)
-    return Loop(copies, both, batches, splits, loss=sum_of_losses, after=after, forward=forward)
+    return Loop(copies, both, batches, splits, loss=sum_of_losses, after=copies.after_step, forward=forward)
 
 
 def fitted(net: nn.Module, train: Patched, count: int, batches: Callable[[], Iterable[Batch]]) -> Iterable[Batch]:
@@ -126,17 +122,9 @@ def held_out(test: Patched) -> Iterator[Batch]:
         yield test.batch(index)
 
 
-def result(config: PatchesConfig, outcome: Outcome[Method]) -> Result:
-    """Return accuracy on each set: the mean of the last quarter of the evaluations, and all of them by epoch."""
-    curves = {name: outcome.at_steps(name) for name in SETS}
-    late = {name: fmean(curve[3 * len(curve) // 4 :]) for name, curve in curves.items()}
-    epochs = [step * config.batch / (config.images or IMAGES) for step in outcome.budgets]
-    return late | {f"{name} per evaluation": curve for name, curve in curves.items()} | {"epoch": epochs}
-
-
 def _claim(name: str, one: str, other: str, by: int = 0) -> Claim:
     text = f"no worse than {other} by more than {by} point" if by else f"better than {other}"
-    return Claim(f"{name}: {one} {text}", gain(one, other, name), above=-by)
+    return Claim(f"{name}: {one} {text}", gain(one, other, f"{name} accuracy"), above=-by)
 
 
 NOTE = (
@@ -155,14 +143,14 @@ def _section(preset: str, presets: frozenset[str]) -> Section:
     methods = PRESETS[preset].methods
     return Section(
         "Figure 2", "Two learning rates at once on patch-augmented CIFAR-10", "%", 1,
-        rows=tuple(Row(f"{name}: {method}", metric(method, name)) for name in SETS for method in methods),
+        rows=tuple(Row(f"{name}: {method}", metric(method, f"{name} accuracy")) for name in SETS for method in methods),
         claims=(
             _claim("patch only", SMALL, LARGE), _claim("clean", LARGE, SMALL),
             _claim("patch only", MERGED, LARGE), _claim("clean", MERGED, SMALL),
             _claim("patch only", MERGED, SMALL, by=1), _claim("clean", MERGED, LARGE, by=1),
         ),
         plots=tuple(
-            Curves({m: m for m in methods}, f"{name} per evaluation", "epoch", f"test accuracy, {name} [%]", x="epoch")
+            Curves({m: m for m in methods}, f"{name} accuracy by step", "step", f"test accuracy, {name} [%]", x="step")
             for name in SETS
         ),
         full=frozenset({"paper"}), presets=presets, note=NOTE,
@@ -171,5 +159,5 @@ def _section(preset: str, presets: frozenset[str]) -> Section:
 
 SECTIONS = (_section("cpu", frozenset({"cpu"})), _section("paper", frozenset({"smoke", "gpu", "paper"})))
 
-STUDY = Study("patches", PRESETS, comparisons, build, result=result, data="images of CIFAR-10 with patches")
+STUDY = Study("patches", PRESETS, comparisons, build, summary=late, data="images of CIFAR-10 with patches")
 BENCHMARK = STUDY.benchmark(SECTIONS)

@@ -10,13 +10,10 @@ every k steps". We read: two copies F and S of one network, the parts of Algorit
 - after k steps:         F, S <- (F + S) / 2. Each keeps its own momentum.
 
 The merged network is the result. Another reading lets both copies learn at every step, S with h_S itself; it takes two
-gradients a step. A `Merge` that differs from the default is one more reading; `patches-search` compares them.
+gradients a step. The closed record `patches-search` has more readings.
 """
 
-from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,63 +61,30 @@ def wide_resnet(depth: int, width: int) -> nn.Sequential:
     return net
 
 
-@dataclass(frozen=True)
-class Merge:
-    """How two copies are merged."""
-
-    every: int | None = None  # steps from one merge to the next; None is k
-    weight: float = 0.5  # of the fast copy in the mean
-    start: Literal["both", "fast", "slow"] = "both"  # which copy goes on from the mean; the other from where it is
-    momentum: Literal["kept", "zero", "mean"] = "kept"  # what becomes of the momentum of both copies
-    kinds: tuple[type[nn.Module], ...] = (nn.Module,)  # whose parameters are averaged; all others stay as they are
-
-
-MEAN = Merge()
-
-
 class Copies(nn.Module):
-    """Two copies of a network; every k steps, or as `merge` says, `merged` becomes their mean.
+    """Two copies of a network; every k steps both become their mean.
 
     The slow one takes a gradient every `period` steps; in training mode the output is that of each copy that takes one.
     """
 
-    def __init__(self, net: nn.Module, k: int, period: int, merge: Merge = MEAN) -> None:
+    def __init__(self, net: nn.Module, k: int, period: int) -> None:
         super().__init__()
         self.net, self.slow = net, deepcopy(net)
-        self.k, self.period, self.done, self.merge = k, period, 0, merge
-
-    @property
-    def merged(self) -> nn.Module:
-        """The copy that holds the mean after a merge: the fast one if it goes on from there, else the slow one."""
-        return self.slow if self.merge.start == "slow" else self.net
+        self.k, self.period, self.done = k, period, 0
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         if not self.training:
-            return self.merged(x)  # type: ignore[no-any-return]
+            return self.net(x)  # type: ignore[no-any-return]
         return [self.net(x), self.slow(x)] if self.done % self.period == 0 else [self.net(x)]
 
     @torch.no_grad()
-    def after_step(self, optimizer: Optimizer) -> None:
+    def after_step(self) -> None:
         """Count a step; merge where it is the last one of a cycle."""
         self.done += 1
-        if self.done % (self.merge.every or self.k) == 0:
-            for fast, slow in self._averaged():
-                mean = torch.lerp(slow, fast, self.merge.weight)
-                for name, p in (("fast", fast), ("slow", slow)):
-                    if self.merge.start in (name, "both"):
-                        p.copy_(mean)
-                self._merge_momentum(*(optimizer.state[p]["momentum_buffer"] for p in (fast, slow)))
-
-    def _averaged(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for fast, slow in zip(self.net.modules(), self.slow.modules(), strict=True):
-            if isinstance(fast, self.merge.kinds):
-                yield from zip(fast.parameters(recurse=False), slow.parameters(recurse=False), strict=True)
-
-    def _merge_momentum(self, fast: Tensor, slow: Tensor) -> None:
-        if self.merge.momentum != "kept":
-            mean = (fast + slow) / 2 if self.merge.momentum == "mean" else torch.zeros_like(fast)
-            fast.copy_(mean)
-            slow.copy_(mean)
+        if self.done % self.k == 0:
+            for fast, slow in zip(self.net.parameters(), self.slow.parameters(), strict=True):
+                slow.lerp_(fast, 0.5)
+                fast.copy_(slow)
 
     def get_extra_state(self) -> int:
         return self.done

@@ -5,25 +5,26 @@ dropout, which are searched on the validation text with one seed that the compar
 epochs. `cpu` trains on a tenth of the text, with fewer words and smaller batches, until SGD has passed its minimum.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import mrreg
 from benchmarks.core import stats
-from benchmarks.core.comparison import Comparison, Job, Outcome, Search, each_epoch
-from benchmarks.core.records import Record, Result
-from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, gain, rows
-from benchmarks.core.study import Study
-from benchmarks.core.study_sections import searched
+from benchmarks.core.comparison import Comparison, Job, Search, each_epoch, least_loss
+from benchmarks.core.records import Record
+from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, Shown, gain, rows, searched
+from benchmarks.core.study import Study, at_best_validation
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.experiments.ptb.data import TOKENS, penn_treebank
 from benchmarks.experiments.ptb.model import LENGTH, LR, Method, network
 
-MINIMUM = "minimum validation loss"
+MINIMUM, TEST = "validation loss", "loss"  # both where the validation loss was smallest
 HELD_OUT_ROWS = 50  # of a batch of held-out text; every 35 words are read on their own, so this changes speed only
 
 SEARCHED = {"dropout": Method("dropout"), "masks": Method("masks"), "unit masks": Method("unit masks")}
@@ -113,32 +114,15 @@ def batches(rows: Tensor) -> list[Batch]:
     return list(zip(rows[:, :-1].split(LENGTH, 1), rows[:, 1:].split(LENGTH, 1), strict=True))  # type: ignore[no-untyped-call]
 
 
-def result(config: PtbConfig, outcome: Outcome[Method]) -> Result:
-    """Return the losses after each epoch, and when that of the validation text was smallest."""
-    valid, test, train = (outcome.at_steps(split) for split in ("validation", "test", "train"))
-    best = min(range(len(valid)), key=valid.__getitem__)
-    return {
-        MINIMUM: valid[best],
-        "epoch of the minimum": best + 1,
-        "test loss at the minimum": test[best],
-        "p": outcome.method.p,
-        "training seconds": outcome.by_steps.seconds,
-        "validation loss per epoch": valid,
-        "training loss per epoch": train,
-    }
-
-
 def search(p: Sequence[float], *names: str) -> Search:
     """Return the search for the p of some methods; all others take what it has found for their kind."""
     return Search(
         {name: [{"p": each} for each in p] for name in names},
         {name: method.kind for name, method in METHODS.items()},
-        lambda name, options: f"search: {name}, p = {options['p']:g}",
-        score=lambda result: -float(result[MINIMUM]),
+        score=least_loss,
     )
 
 
-TEST = "test loss at the minimum"
 SMALL = frozenset({"smoke", "cpu"})
 WHOLE = frozenset({"gpu", "paper"})
 
@@ -174,49 +158,48 @@ def _label(method: str) -> str:
     return "masks, k = 5" if method == "masks" else method
 
 
-def _figure(presets: frozenset[str], tolerance: float | None, note: str) -> Section:
+def _paper(
+    item: str, title: str, whole: bool, papers: Mapping[str, Paper], label: Callable[[str], str], **more: Any
+) -> Section:
+    """Return a table of the paper, on the whole text or on a tenth of it."""
+    note = NOTE + (SHORT if whole else SMALLER)
     return Section(
-        "Figure 9", "Masks, dropout and SGD on Penn Treebank: minimum validation loss", digits=3,
-        rows=rows(FIGURE, MINIMUM, BY_K, _label),
-        claims=(less("masks", "SGD"), less("masks", "dropout")),
-        plots=(
-            Curves({_label(each): each for each in COMPARED}, "validation loss per epoch", "epoch", "validation loss"),
-            Bars("minimum validation loss"),
-        ),
-        tolerance=tolerance, better="lower", full=frozenset({"paper"}), smaller="a tenth of the text",
-        needs="" if presets == SMALL else "a GPU", presets=presets, note=note, facts=facts,
+        item, title, digits=3, rows=rows(more.pop("methods", papers), MINIMUM, papers, label),
+        plots=(*more.pop("plots", ()), Bars("minimum validation loss")), tolerance=SPREAD if whole else None,
+        better="lower", full=frozenset({"paper"}), smaller="a tenth of the text", needs="a GPU" if whole else "",
+        presets=WHOLE if whole else SMALL, note=note, **more,
     )  # fmt: skip
 
 
-def _tables(presets: frozenset[str], tolerance: float | None, note: str) -> tuple[Section, ...]:
-    make = partial(
-        Section, "Table A6", digits=3, tolerance=tolerance, better="lower", full=frozenset({"paper"}),
-        smaller="a tenth of the text", needs="" if presets == SMALL else "a GPU", presets=presets, note=note,
-        plots=(Bars("minimum validation loss"),),
-    )  # fmt: skip
+def _of_the_paper(whole: bool) -> tuple[Section, ...]:
+    curves = {_label(each): each for each in COMPARED}
     return (
-        make("Masks on Penn Treebank: effect of k, with h_S = k h_F", rows=rows(BY_K, MINIMUM, BY_K, _label),
-             claims=(less("masks", "masks, k = 3"), less("masks", "masks, k = 10"))),
-        make("Masks on Penn Treebank: effect of the slow step size h_S at k = 5",
-             rows=rows(BY_H_S, MINIMUM, BY_H_S, lambda each: f"h_S = {each.partition('h_S = ')[2] or 0.5}")),
+        _paper(
+            "Figure 9", "Masks, dropout and SGD on Penn Treebank: minimum validation loss", whole, BY_K, _label,
+            methods=FIGURE, claims=(less("masks", "SGD"), less("masks", "dropout")), facts=facts,
+            plots=[Curves(curves, "validation loss by step", "epoch", "validation loss")],
+        ),
+        _paper("Table A6", "Masks on Penn Treebank: effect of k, with h_S = k h_F", whole, BY_K, _label,
+               claims=(less("masks", "masks, k = 3"), less("masks", "masks, k = 10"))),
+        _paper("Table A6", "Masks on Penn Treebank: effect of the slow step size h_S at k = 5", whole, BY_H_S,
+               lambda each: f"h_S = {each.partition('h_S = ')[2] or 0.5}"),
     )  # fmt: skip
 
 
-def _on_test_text(title: str, ours: str, note: str) -> Section:
-    return Section(
-        "", title, digits=3,
-        rows=rows(("SGD", "dropout", ours), TEST, label=_label),
-        claims=(less(ours, "SGD", TEST), less(ours, "dropout", TEST)),
-        plots=(Bars("test loss"),),
+def _on_test_text(title: str, ours: str, task: str, note: str) -> Shown:
+    return Shown(
+        title, {_label(each): each for each in ("SGD", "dropout", ours)},
+        [(_label(ours), "SGD"), (_label(ours), "dropout")], "loss", "", 3, lower=True, words="lower loss than",
+        ylabel="test loss", task=task, against=[(_label(ours), "dropout")],
         note="The test text is seen by nobody's choices: p and epoch are chosen on the validation text. " + note,
     )  # fmt: skip
 
 
 UNSEEN = _on_test_text(
-    "Penn Treebank: test loss at the epoch of the minimum", "masks", "The same runs as in figure 9."
-)  # fmt: skip
+    "Penn Treebank", "masks", "Penn Treebank (a tenth), transformer", "The same runs as in figure 9."
+)
 UNITS = _on_test_text(
-    "Penn Treebank: masks by unit", "unit masks",
+    "Penn Treebank: masks by unit", "unit masks", "",
     "Unit masks are what swap_dropout makes of the dropout in the encoder layers (whole units, rescaled); dropout on "
     "attention probabilities, which has no weights, stays as it is. Otherwise as in figure 9.",
 )  # fmt: skip
@@ -225,7 +208,7 @@ PLAIN = Section(
     "Figure 9", "The same with momentum 0", digits=3,
     rows=rows(WITHOUT_MOMENTUM, MINIMUM),
     claims=tuple(less("masks, momentum 0", f"{than}, momentum 0") for than in ("SGD", "dropout")),
-    plots=(Curves({each: each for each in WITHOUT_MOMENTUM}, "validation loss per epoch", "epoch", "validation loss"),),
+    plots=(Curves({each: each for each in WITHOUT_MOMENTUM}, "validation loss by step", "epoch", "validation loss"),),
     full=frozenset({"paper"}), presets=frozenset({"paper"}), needs="a GPU", note=NOTE + " p is that of momentum 0.9.",
 )  # fmt: skip
 
@@ -233,10 +216,11 @@ PLAIN = Section(
 def facts(record: Record) -> Sequence[str]:
     """Return what the search found, when each method was best, the two momenta, and the differences of methods."""
     said = searched(record, search(record.config["p"], *SEARCHED), SEARCHED, digits=3, sign=-1)
-    curves = {name: record.curves(name, "validation loss per epoch") for name in ("SGD", "SGD, momentum 0")}
+    curves = {name: record.curves(name, "validation loss by step") for name in ("SGD", "SGD, momentum 0")}
     said += [_course(name, curve[0]) for name, curve in curves.items() if 0 in curve]
-    epochs = {name: stats.summarize(record.numbers(name, "epoch of the minimum").values()) for name in COMPARED}
-    when = [f"{_label(name)} {each.mean:.1f}" for name, each in epochs.items() if each.n]
+    lowest = {name: [each.index(min(each)) + 1 for each in record.curves(name, "validation loss by step").values()]
+              for name in COMPARED}  # fmt: skip
+    when = [f"{_label(name)} {fmean(each):.1f}" for name, each in lowest.items() if each]
     said += [f"Epoch of the minimum, mean over seeds: {', '.join(when)}."] if when else []
     pairs = (("dropout", "SGD"), ("unit masks", "SGD"), ("unit masks", "dropout"))
     differences = {pair: gain(*pair, MINIMUM)(record) for pair in pairs}
@@ -251,14 +235,11 @@ def _course(name: str, curve: list[float]) -> str:
     return f"{label}, seed 0: minimum {min(curve):.3f} after {place} of {len(curve)} epochs, {end}."
 
 
-SECTIONS = (
-    _figure(SMALL, None, NOTE + SMALLER),
-    _figure(WHOLE, SPREAD, NOTE + SHORT),
-    PLAIN,
-    *_tables(SMALL, None, NOTE + SMALLER),
-    *_tables(WHOLE, SPREAD, NOTE + SHORT),
-    UNSEEN,
-    UNITS,
-)
-STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, result=result, data="Penn Treebank")
-BENCHMARK = STUDY.benchmark(SECTIONS)
+STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, summary=at_best_validation, data="Penn Treebank")
+BENCHMARK = STUDY.benchmark(
+    [
+        *_of_the_paper(whole=False), *_of_the_paper(whole=True), PLAIN,
+        UNSEEN.section("test loss at the epoch of the minimum", TEST), UNITS.section("test loss", TEST),
+    ],
+    [UNSEEN],
+)  # fmt: skip

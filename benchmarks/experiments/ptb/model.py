@@ -73,7 +73,7 @@ class Method:
     kind: Literal["SGD", "dropout", "masks", "unit masks"] = "SGD"
     p: float = 0.0  # probability of being dropped, or of being slow
     k: int = 5  # steps of a cycle of masks
-    boost: float | None = None  # h_S / h_F; None is k
+    boost: float | None = None  # h_S / h_F; None is k, as in the paper
     momentum: float = 0.9  # of SGD
 
 
@@ -81,9 +81,11 @@ def network(method: Method, words: int, width: int = 200) -> nn.Module:
     """Return the model, with dropout or masks in its encoder layers."""
     dropout = method.p if method.kind in ("dropout", "unit masks") else 0.0
     model: nn.Module = LanguageModel(words, width, layers=LAYERS, length=LENGTH, dropout=dropout)
+    boost = method.k if method.boost is None else method.boost
     if method.kind == "unit masks":
-        return mrreg.swap_dropout(model, method.k, rescale=True, boost=method.boost)[0]
+        example = torch.randint(words, (2, LENGTH))
+        return mrreg.swap_dropout(model, method.k, example, rescale=True, boost=boost)[0]
     if method.kind == "masks":
         patterns = {f"encoder.layers.{layer}": method.p for layer in range(LAYERS)}
-        return mrreg.mask(model, patterns, method.k, boost=method.boost)
+        return mrreg.mask(model, patterns, method.k, boost=boost)
     return model

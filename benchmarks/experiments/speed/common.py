@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: cases that are timed in turns, and what the report shows of their ratios.
+"""What the speed benchmarks share: ways to train that are timed in turns, and what is shown of their ratios to plain.
 
 In `masks` and `thin` a timed call is one or more whole cycles: k - 1 masked steps and the joint step, each with
 forward, backward, optimizer step and zero_grad. Every repeat times plain training, ours and nn.Dropout one after the
@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core import stats
-from benchmarks.core.records import Record, Result
+from benchmarks.core.records import Result
 from benchmarks.core.runner import Context, Run
-from benchmarks.core.sections import Claim, Row, Section, below, metric
+from benchmarks.core.sections import Claim, Row, Section, Values, metric
 from benchmarks.core.timing import interleaved
 
 LR = 1e-6  # so small that thousands of steps on one batch leave ordinary numbers ordinary
-Optimizers = Mapping[str, Callable[..., torch.optim.Optimizer]]
-OPTIMIZERS: Optimizers = {
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=LR),
     "SGD with momentum": partial(torch.optim.SGD, lr=LR, momentum=0.9),
     "AdamW": partial(torch.optim.AdamW, lr=LR),
@@ -39,15 +38,6 @@ class Case(Protocol):
     def target(self) -> float | None: ...
 
 
-class Cycles(Case, Protocol):
-    """A case whose call trains for several cycles by one of `OPTIMIZERS`."""
-
-    @property
-    def cycles(self) -> int: ...
-    @property
-    def optimizer(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class SpeedConfig:
     """The cases that are timed; `seeds` is the number of repeats."""
@@ -61,9 +51,16 @@ def runs(config: SpeedConfig) -> list[Run]:
     return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 
-def in_turns(calls: Mapping[str, Call], run: Run, context: Context, warmup: int) -> dict[str, list[float]]:
+def in_turns(calls: Mapping[str, Call], run: Run, context: Context, warmup: int) -> list[dict[str, float]]:
     """Return the seconds of every call, one of each a repeat; saved on the way."""
-    return interleaved(calls, len(run.seeds), context.device, warmup, checkpoint=context.checkpoint("turns"))
+    timed = interleaved(calls, len(run.seeds), context.device, warmup, checkpoint=context.checkpoint("turns"))
+    return [dict(zip(timed, turn, strict=True)) for turn in zip(*timed.values(), strict=True)]
+
+
+def ratios(seconds: Mapping[str, float], cycles: int = 1) -> Result:
+    """Return the seconds of each way over those of plain training, and those of one cycle of each."""
+    found = {way: own / seconds["plain"] for way, own in seconds.items() if way != "plain"}
+    return {**found, "seconds": {way: own / cycles for way, own in seconds.items()}}
 
 
 def training(
@@ -86,59 +83,47 @@ def training(
 
 
 def beside_dropout(
-    ours: Sequence[str], inputs: Callable[[Any], Tensor], trainer: Callable[[Any, str, Tensor], Call]
+    ours: str, inputs: Callable[[Any], Tensor], trainer: Callable[[Any, str, Tensor], Call]
 ) -> Callable[[SpeedConfig, Run, Context], list[Result]]:
-    """Return the execution of a run: seconds of each of ours and with nn.Dropout over those of plain training."""
+    """Return the execution of a run: seconds of ours and with nn.Dropout over those of plain training."""
 
     def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
-        case: Cycles = run.options
+        case = run.options
         torch.compiler.reset()
         torch.manual_seed(0)
         x = inputs(case).to(context.device)
-        ways = ("plain", *ours, "dropout")
-        timed = in_turns({way: trainer(case, way, x) for way in ways}, run, context, warmup=2)
-        return [
-            {way: own / seconds["plain"] for way, own in seconds.items() if way != "plain"}
-            | {"target": case.target, "seconds per cycle": {way: own / case.cycles for way, own in seconds.items()}}
-            for seconds in (dict(zip(ways, turn, strict=True)) for turn in zip(*timed.values(), strict=True))
-        ]
+        calls = {way: trainer(case, way, x) for way in ("plain", ours, "dropout")}
+        return [ratios(each, case.cycles) for each in in_turns(calls, run, context, warmup=2)]
 
     return execute
 
 
-def at_most(case: Case, ratio: str) -> list[Claim]:
-    """Return the claim that a case keeps what is promised, if anything is."""
-    if case.target is None:
-        return []
-    return [Claim(f"{case.name}: at most {case.target}", below(case.name, ratio, case.target))]
+def below(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies below a bound, one a repeat."""
+    return lambda record: [bound - value for value in record.numbers(method, name).values()]
 
 
-def section(
-    title: str,
-    cases: Sequence[Case],
-    presets: Sequence[str],
-    ours: Mapping[str, str],
-    claims: Sequence[Claim],
-    note: str,
-) -> Section:
-    """Return the ratios of some cases; `ours` labels their names in the record, the promised one first."""
-    labels = {name: f": {label}" if label else "" for name, label in ours.items()}
+def above(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies above a bound, one a repeat."""
+    return lambda record: [value - bound for value in record.numbers(method, name).values()]
+
+
+def less(method: str, ours: str, theirs: str) -> Values:
+    """Return by how much one ratio of a case is smaller than another, one a repeat."""
+    return lambda record: stats.paired(record.numbers(method, theirs), record.numbers(method, ours))
+
+
+def section(title: str, cases: Sequence[Case], presets: Sequence[str], ours: str, note: str, **more: Any) -> Section:
+    """Return the ratios of some cases, and whether they keep what is promised; a `label` shows nn.Dropout as well."""
+    labels = {ours: f": {more['label']}" if more.get("label") else ""}
+    labels |= {"dropout": ": nn.Dropout"} if more.get("label") else {}
+    claims = [
+        Claim(f"{case.name}: at most {case.target}", below(case.name, ours, case.target))
+        for case in cases
+        if case.target is not None
+    ]
     return Section(
-        "", title, center="median", claims=tuple(claims), note=note, facts=partial(_medians, cases, ours),
+        "", title, center="median", claims=(*claims, *more.get("claims", ())), note=note,
         rows=tuple(Row(case.name + label, metric(case.name, name)) for case in cases for name, label in labels.items()),
         full=frozenset(presets), presets=frozenset(presets),
     )  # fmt: skip
-
-
-def _medians(cases: Sequence[Case], ours: Mapping[str, str], record: Record) -> list[str]:
-    """Return each ratio as one reads timings, and what is wanted of the first."""
-    said = []
-    for case in cases:
-        spreads = [stats.spread(values) for name in ours if (values := list(record.numbers(case.name, name).values()))]
-        if spreads:
-            wanted = f", wanted {case.target}" if case.target else ""
-            rest = "".join(
-                f"; {label} {each}" for label, each in zip(list(ours.values())[1:], spreads[1:], strict=True)
-            )
-            said.append(f"{case.name}: {spreads[0]}{wanted}{rest}")
-    return said

@@ -22,8 +22,8 @@ import mrreg
 from benchmarks.core import stats
 from benchmarks.core.records import Record, Result
 from benchmarks.core.runner import Benchmark, Context, Run
-from benchmarks.core.sections import Claim, Row, Section, Values, above, metric
-from benchmarks.experiments.speed.common import LR, SpeedConfig, in_turns, runs
+from benchmarks.core.sections import Claim, Row, Section, Values, metric
+from benchmarks.experiments.speed.common import LR, SpeedConfig, above, in_turns, runs
 
 MOMENTUM = 0.9
 KS = (2, 5, 10)
@@ -199,10 +199,7 @@ def execute(config: FinetuneConfig, run: Run, context: Context) -> list[Result]:
     calls = {"full": full(origin.copy())}
     calls |= {f"ours {k}": multirate(origin.copy(), k) for k in KS}
     calls |= {f"hand {k}": by_hand(origin.copy(), k) for k in config.hand}
-    timed = in_turns(calls, run, context, warmup=1)
-    return [
-        _result(report, {name: values[i] for name, values in timed.items()}, config.hand) for i in range(len(run.seeds))
-    ]
+    return [_result(report, each, config.hand) for each in in_turns(calls, run, context, warmup=1)]
 
 
 def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, ...]) -> Result:

@@ -4,11 +4,10 @@ One tensor is fast and all others are slow, as when a head is fast: most of a fa
 times many cycles of both, interleaved in one process, and gives one ratio; the report shows median, smallest, largest.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ import mrreg
 from benchmarks.core.records import Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.timing import interleaved
-from benchmarks.experiments.speed.common import LR, SpeedConfig, at_most, runs, section
+from benchmarks.experiments.speed.common import LR, SpeedConfig, ratios, runs, section
 
 K = 5
 SMALL = 1_000  # entries; fewer are small tensors
@@ -61,32 +60,40 @@ PRESETS = {
 }
 
 
-def parameters(case: Case, device: torch.device) -> list[nn.Parameter]:
-    """Tensors with gradients, as a backward pass would have left them."""
-    made = [nn.Parameter(torch.randn(case.entries, device=device)) for _ in range(case.tensors)]
-    for parameter in made:
-        parameter.grad = torch.randn_like(parameter)
-    return made
+class Tensors(nn.Module):
+    """Tensors with gradients, as a backward pass would have left them; the forward computes nothing."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        super().__init__()
+        self.all = nn.ParameterList(torch.randn(case.entries, device=device) for _ in range(case.tensors))
+        for parameter in self.all:
+            parameter.grad = torch.randn_like(parameter)
+
+    def forward(self) -> None:
+        """Compute nothing."""
 
 
 def execute(config: OptimizerConfig, run: Run, context: Context) -> list[Result]:
     """Time one case step by step in turn: a busy machine then disturbs few of the numbers behind each median."""
     case: Case = run.options
     torch.manual_seed(0)
-    ours, theirs = parameters(case, context.device), parameters(case, context.device)
-    options: dict[str, Any] = {"lr": LR, "momentum": case.momentum, "foreach": True}
-    multirate = mrreg.MultirateSGD(nn.ParameterList(ours), k=K, fast=ours[-1:], **options)
-    sgd = torch.optim.SGD(theirs, **options)
+    ours, theirs = Tensors(case, context.device), Tensors(case, context.device)
+    multirate = mrreg.MultirateSGD(ours, lr=LR, k=K, fast=[ours.all[-1]], momentum=case.momentum, foreach=True)
+    sgd = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=case.momentum, foreach=True)
     steps = K * (config.small if case.entries < SMALL else config.large)
-    calls, saved = {"multirate": multirate.step, "sgd": sgd.step}, context.checkpoint("turns")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mrreg.NoEffectWarning)  # the gradients are those of no forward
-        timed = interleaved(calls, len(run.seeds) * steps, context.device, warmup=2 * K, checkpoint=saved)
-    results: list[Result] = []
-    for start in range(0, len(timed["sgd"]), steps):
-        one, other = (cycle(timed[name][start : start + steps]) for name in ("multirate", "sgd"))
-        results.append({"ratio": one / other, "multirate seconds": one, "sgd seconds": other})
-    return results
+
+    def step(tensors: Tensors, optimizer: torch.optim.Optimizer) -> None:
+        tensors()
+        optimizer.step()
+
+    calls = {"multirate": partial(step, ours, multirate), "plain": partial(step, theirs, sgd)}
+    timed = interleaved(
+        calls, len(run.seeds) * steps, context.device, warmup=2 * K, checkpoint=context.checkpoint("turns")
+    )
+    return [
+        ratios({name: cycle(seconds[start : start + steps]) for name, seconds in timed.items()})
+        for start in range(0, len(timed["plain"]), steps)
+    ]
 
 
 def cycle(seconds: Sequence[float]) -> float:
@@ -94,11 +101,9 @@ def cycle(seconds: Sequence[float]) -> float:
     return sum(median(seconds[step::K]) for step in range(K))
 
 
-CASES = PRESETS["cpu"].cases
 SECTION = section(
     f"Seconds of {K} steps of MultirateSGD(k={K}) over those of torch.optim.SGD(foreach=True)",
-    CASES, ["cpu", "gpu"], {"ratio": ""}, [claim for case in CASES for claim in at_most(case, "ratio")],
+    PRESETS["cpu"].cases, ["cpu", "gpu"], "multirate",
     "One tensor is fast, all others are slow; below 1 the multirate optimizer is the faster one.",
 )  # fmt: skip
-
 BENCHMARK = Benchmark("speed optimizer", PRESETS, runs, execute, (SECTION,))

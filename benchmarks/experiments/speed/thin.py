@@ -1,7 +1,7 @@
-"""Seconds of training thin networks against the same networks whole, nn.Dropout beside them, and a cost model."""
+"""Seconds of training thin networks against the same networks whole, nn.Dropout beside them."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mrreg
-from benchmarks.core.records import Result
-from benchmarks.core.runner import Benchmark, Context, Run
+from benchmarks.core.runner import Benchmark
 from benchmarks.core.sections import Section
-from benchmarks.experiments.speed import cost_model
-from benchmarks.experiments.speed.common import Call, SpeedConfig, at_most, beside_dropout, runs, section, training
-from benchmarks.experiments.speed.cost_model import WAYS
+from benchmarks.experiments.speed.common import Call, SpeedConfig, beside_dropout, runs, section, training
 
 VOCABULARY = 30522
 
@@ -76,20 +73,6 @@ def bert(p: float) -> nn.Module:
     return BertModel(config)
 
 
-def gpt2() -> nn.Module:
-    """Build a decoder of the size of GPT-2 with random weights."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(GPT2Config(use_cache=False, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
-
-
-def resnet50() -> nn.Module:
-    """Build a ResNet-50 with random weights."""
-    from torchvision.models import resnet50
-
-    return resnet50()  # type: ignore[no-any-return]
-
-
 @dataclass(frozen=True)
 class Network:
     """How it is built, for a dropout probability, and its batch."""
@@ -111,12 +94,6 @@ NETWORKS = {
     ),
     "BERT 4 x 256": Network(bert, lambda: torch.randint(VOCABULARY, (16, 64))),
 }
-
-LARGE = {
-    "GPT-2, 16 x 128": Network(lambda p: gpt2(), lambda: torch.randint(50257, (16, 128))),
-    "ResNet-50, 32 x 224 x 224": Network(lambda p: resnet50(), lambda: torch.randn(32, 3, 224, 224)),
-}
-"""Networks whose seconds are computed, not measured."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +142,6 @@ GPU = tuple(
     for network in TARGETS
     for optimizer in ("SGD", "AdamW")
 )
-COMPUTED = tuple(
-    Case(network, optimizer, p=p, k=k)
-    for network, optimizer in zip(LARGE, ("AdamW", "SGD with momentum"), strict=True)
-    for p in (0.5, 0.25)
-    for k in (5, 10)
-)
 PRESETS = {
     "smoke": SpeedConfig(2, (Case("8-16-16-4", "SGD"), Case("8-16-16-4", "AdamW", p=0.25, k=2))),
     "cpu": SpeedConfig(11, AIMED + OTHERS),
@@ -182,10 +153,10 @@ def trainer(case: Case, way: str, inputs: Tensor) -> Call:
     """Return a call that trains for the cycles of a case."""
     torch.manual_seed(0)
     model: nn.Module = NETWORKS[case.network].build(case.p if way == "dropout" else 0.0).to(inputs.device)
-    if way in WAYS:
+    if way == "thin":
         model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2])
     backend = "inductor" if case.compiled else None
-    return training(model, case.optimizer, inputs, case.k * case.cycles, driven=way in WAYS, backend=backend)
+    return training(model, case.optimizer, inputs, case.k * case.cycles, driven=way == "thin", backend=backend)
 
 
 def inputs(case: Case) -> Tensor:
@@ -193,35 +164,14 @@ def inputs(case: Case) -> Tensor:
     return NETWORKS[case.network].inputs()
 
 
-def counted_and_timed(config: SpeedConfig) -> list[Run]:
-    """Return one run for each network and p that the cost model needs, and one a case."""
-    computed = COMPUTED if config.cases != PRESETS["smoke"].cases else ()
-    counted = {cost_model.counts_name(case): case for case in (*config.cases, *computed)}
-    return [*(Run(name, options=(case.network, case.p)) for name, case in counted.items()), *runs(config)]
-
-
-def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
-    """Time a case, or count what a network computes."""
-    if isinstance(run.options, Case):
-        return beside_dropout(WAYS, inputs, trainer)(config, run, context)
-    name, p = run.options
-    network = (NETWORKS | LARGE)[name]
-    return [asdict(cost_model.count(network.build(0.0), p, network.inputs()))]
-
-
 def _section(title: str, cases: tuple[Case, ...], preset: str) -> Section:
     note = "Seconds of whole cycles of k = 5 at p = 0.5, unless a row says otherwise; below 1 is faster than plain."
-    claims = [claim for case in cases for claim in at_most(case, "resident")]
-    labels = {"resident": "thin, resident", "thin": "thin, gathered at every step", "dropout": "nn.Dropout"}
-    return section(title, cases, [preset], labels, claims, note)
+    return section(title, cases, [preset], "thin", note, label="thin")
 
 
 SECTIONS = (
     _section("Seconds of training thin networks over plain training, one CPU thread", AIMED, "cpu"),
     _section("The same with other p and k, and compiled", OTHERS, "cpu"),
     _section("Seconds of training thin networks over plain training, GPU", GPU, "gpu"),
-    *cost_model.sections(AIMED + OTHERS, COMPUTED, "cpu"),
-    *cost_model.sections(GPU, COMPUTED, "gpu"),
 )
-
-BENCHMARK = Benchmark("speed thin", PRESETS, counted_and_timed, execute, SECTIONS)
+BENCHMARK = Benchmark("speed thin", PRESETS, runs, beside_dropout("thin", inputs, trainer), SECTIONS)

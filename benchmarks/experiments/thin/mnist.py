@@ -1,7 +1,7 @@
-"""A wide MLP on 1,000 and 5,000 images of MNIST: thin sub-networks, dropout, weight decay, everyone tuned.
+"""A wide MLP on 1,000 and 5,000 images of MNIST, each seed's own, and with other regularizers beside thin training.
 
-Goes beyond the paper. Every method gets as many trials, judged on the last 5,000 training images at the baseline's
-steps; each seed of the comparison draws its own training images and weights.
+Trials are judged on the last 5,000 training images at the baseline's steps. The preset `demo` has a smaller network on
+the digits that come with scikit-learn.
 """
 
 from collections.abc import Iterator
@@ -9,40 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-import mrreg
-from benchmarks.core.comparison import Comparison, Costs, Job, Options, Search, evenly
-from benchmarks.core.sections import Section
-from benchmarks.core.study import Study
-from benchmarks.core.study_sections import Shown, study_sections
+from benchmarks.core.comparison import Job, evenly
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
 from benchmarks.data import mnist
-from benchmarks.experiments.thin.mlp import Method, network
+from benchmarks.experiments.regularizers import BOOST_1, DECAY, DROPOUT, FEW, METHODS, NONE, THIN, Regularizers, Setting
+from benchmarks.experiments.thin.mlp import network, shares
 
 ORDER_STREAM = 10_000  # added to a seed, so that the order of the images is not tied to the choice of them
 CHUNK = 2500  # images evaluated at once
-
-
-METHODS = {
-    "none": Method(),
-    "dropout": Method("dropout"),
-    "thin, k = 5": Method("thin"),
-    "thin, k = 10": Method("thin", k=10),
-    "weight decay": Method(),
-    "thin, k = 5, boost 1": Method("thin", boost=1.0),
-    "thin, k = 10, boost 1": Method("thin", k=10, boost=1.0),
-    "fresh draw at every step": Method("fresh"),
-    "masks by entry": Method("entries"),
-}
-ALONE = tuple(METHODS)
-FEW = ALONE[:5]
-METHODS |= {
-    "thin, k = 5, and weight decay": Method("thin", weight_decay=1e-3),
-    "thin, k = 5, and dropout": Method("thin", beside=0.2),
-    "dropout and weight decay": Method("dropout", weight_decay=1e-3),
-}
-PAIRS = ((0.2, 0.5), (0.5, 0.5), (0.7, 0.5))
-DECAY = (1e-3, 3e-3, 1e-2)
+ALONE = (NONE, DROPOUT, THIN, "thin, k = 10", DECAY, BOOST_1, "thin, k = 10, boost 1", "fresh draw at every step",
+         "masks by entry")  # fmt: skip
+TOGETHER = (*FEW, f"{THIN}, and weight decay", f"{THIN}, and dropout", "dropout and weight decay")
+ALL = 55_000  # training images without those of validation
 
 
 @dataclass(frozen=True)
@@ -56,111 +37,96 @@ class Size:
 
 @dataclass(frozen=True)
 class Config:
-    """What is spent; `trials` are those of each method."""
+    """What is spent."""
 
     seeds: int
     sizes: tuple[Size, ...]
-    trials: int = len(PAIRS)
     batch: int = 100
     width: int = 1000
     validation: int = 5000
     timings: int = 15
+    points: int = 2
+    lr: float = 0.1
+    wrong: float = 0.0  # share of wrong labels among those that are trained on
     data: Literal["mnist", "digits"] = "mnist"
 
 
+DIGITS = {"batch": 25, "validation": 200, "data": "digits"}
 PRESETS = {
-    "smoke": Config(2, (Size(100, 2),), 1, batch=25, width=16, validation=200, timings=1, data="digits"),
-    "cpu": Config(10, (Size(1000, 60), Size(5000, 24, FEW)), timings=6),
+    "smoke": Config(2, (Size(100, 2, ALONE),), width=16, timings=1, **DIGITS),  # type: ignore[arg-type]
+    "cpu": Config(10, (Size(1000, 60), Size(5000, 24, ALONE[:5])), timings=6),
     "gpu": Config(10, (Size(1000, 200), Size(5000, 100), Size(50_000, 50))),
+}
+DEMO = Config(6, (Size(300, 40, FEW),), batch=25, width=400, validation=200, timings=5, points=12, wrong=0.2,
+              data="digits")  # fmt: skip
+PRESETS["demo"] = DEMO
+MORE = {
+    "smoke": Config(2, (Size(100, 2, TOGETHER),), width=16, timings=1, **DIGITS),  # type: ignore[arg-type]
+    "cpu": Config(5, (Size(1000, 60, TOGETHER), Size(ALL, 4, FEW)), timings=6),
+    "gpu": Config(10, (Size(1000, 200, TOGETHER), Size(ALL, 50, FEW))),
 }
 
 
-def comparisons(config: Config) -> list[Comparison[Method]]:
-    """Return one comparison for each number of images."""
-
-    def search(size: Size) -> Search:
-        decayed, dropped = ([{name: each} for each in grid] for name, grid in (("weight_decay", DECAY), ("p", PAIRS)))
-        grids = {name: decayed if METHODS[name].kind == "none" else dropped for name in size.methods if name != "none"}
-        return Search(
-            {name: grid[: config.trials] for name, grid in grids.items()},
-            trial=lambda name, options: f"search {size.images}: {name}, {said(options)}",
-        )
-
-    return [
-        Comparison(
-            {name: METHODS[name] for name in size.methods},
-            config.seeds,
-            evenly(size.epochs * -(-size.images // config.batch), points=2),
-            Costs("none", config.timings, name=f"costs {size.images}"),
-            search(size),
-            setting=size.images,
-            prefix=f"{size.images}: ",
-        )
-        for size in config.sizes
-    ]
+def settings(config: Config) -> list[Setting]:
+    """Return one for each number of images."""
+    what = mnist.NAMES[config.data]
+    found = []
+    for size in config.sizes:
+        budgets = evenly(size.epochs * -(-size.images // config.batch), config.points)
+        task = "" if size.methods == TOGETHER else f"{what}, {size.images:,} images, MLP"
+        title = f"Thin MLP on {what}, {size.images:,} training images"
+        found.append(Setting(budgets, size.methods, f"{size.images}", size.images, task, title))
+    return found
 
 
-def said(options: Options) -> str:
-    """Return the options of a trial in words."""
-    return ", ".join(
-        f"{name} = {'/'.join(f'{each:g}' for each in value) if isinstance(value, tuple) else f'{value:g}'}"
-        for name, value in options.items()
-    )
-
-
-def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
-    """Return the training of a method on a seed's own draw of the images."""
+def loop(config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
+    """Return the training on a seed's own draw of the images."""
     digits = replace(mnist.load(config.data, job.data_dir).to(job.device), draw=job.setting)
     train, validation = digits.without_last(config.validation), digits.validation(config.validation)
-    torch.manual_seed(seed)
-    model = network(method, (digits.x.shape[1], config.width, mnist.CLASSES)).to(job.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=method.weight_decay)
-    if method.kind in ("thin", "entries"):
-        mrreg.attach(optimizer, model, seed=seed)
-    torch.manual_seed(seed)  # dropout draws from the global generator
+    y = mislabelled(train.y, config.wrong)
     chosen = train.examples(seed).to(job.device)
     batches = Batches(
         shuffled(len(chosen), config.batch),
-        lambda index: (train.x[chosen[index]], train.y[chosen[index]]),
+        lambda index: (train.x[chosen[index]], y[chosen[index]]),
         torch.Generator().manual_seed(ORDER_STREAM + seed),
     )
     return Loop(model, optimizer, batches, {"validation": lambda: parts(validation), "test": lambda: parts(digits)})
 
 
+def mislabelled(y: Tensor, share: float) -> Tensor:
+    """Return labels, a share of which are those of another class, always the same ones."""
+    if not share:
+        return y
+    generator = torch.Generator().manual_seed(0)
+    wrong = torch.rand(len(y), generator=generator) < share
+    other = torch.randint(1, mnist.CLASSES, (len(y),), generator=generator)
+    return (y + (wrong * other).to(y.device)) % mnist.CLASSES
+
+
 def parts(digits: mnist.Digits) -> Iterator[Batch]:
     """Yield the images to evaluate on, some at a time."""
-    yield from zip(digits.test_x.split(CHUNK), digits.test_y.split(CHUNK), strict=True)  # type: ignore[no-untyped-call]
+    yield from digits.held_out(CHUNK)
 
 
-def sections(size: Size, presets: frozenset[str]) -> tuple[Section, ...]:
-    """Return what is shown of one number of images."""
-    ours = [name for name in size.methods if name.startswith("thin")]
-    both = [name for name in ours if ", and " in name]
-    others = [name for name in ("none", "weight decay", "fresh draw at every step") if name in size.methods]
-    shown = Shown(
-        f"Thin MLP on MNIST, {size.images:,} training images",
-        {name: f"{size.images}: {name}" for name in size.methods},
-        [
-            *((name, "dropout") for name in ours),
-            *((name, "thin, k = 5") for name in both),
-            *(("thin, k = 5", other) for other in others),
-            ("dropout", "none"),
-        ],
-        words="more accurate than",
-        note="784-1000-1000-10, batch 100, SGD with lr 0.1 and no momentum. The shares of pixels and hidden units that "
-        "are left out, and the weight decay, are chosen among three on 5,000 other training images. Test accuracy is "
-        "that of the last step.",
-        presets=presets,
-    )
-    return study_sections(shown, baseline="none")
+def pixels(config: Config) -> int:
+    return 784 if config.data == "mnist" else 64
 
 
-STUDY = Study("thin-mnist", PRESETS, comparisons, build, data=lambda config: mnist.NAMES[config.data])
-BENCHMARK = STUDY.benchmark(
-    [
-        part
-        for preset in ("cpu", "gpu")
-        for size in PRESETS[preset].sizes
-        for part in sections(size, frozenset({preset}))
-    ]
-)
+PAIRS = [{"p": pair} for pair in ((0.2, 0.5), (0.5, 0.5), (0.7, 0.5))]
+TUNED = [name for name in METHODS if name not in (NONE, DECAY)]
+STUDY = Regularizers(
+    "thin-mnist", PRESETS, settings,
+    network=lambda config, method, _: network(method, (pixels(config), config.width, mnist.CLASSES)),
+    example=lambda config: torch.rand(2, pixels(config)),
+    shares=shares,
+    optimizer=lambda config, model, decay: torch.optim.SGD(model.parameters(), config.lr, **decay),
+    loop=loop,
+    grid={**dict.fromkeys(TUNED, PAIRS), DECAY: [{"weight_decay": each} for each in (1e-3, 3e-3, 1e-2)]},
+    note="784-1000-1000-10, batch 100, SGD with lr 0.1 and no momentum. The shares of pixels and hidden units that are "
+    "left out, and the weight decay, are chosen among three on 5,000 other training images. Test accuracy is that of "
+    "the last step. In the demo: 64-400-400-10 on 8 x 8 pixels, batch 25, a fifth of the training labels wrong.",
+    data=lambda config: mnist.NAMES[config.data],
+    at="steps",
+)  # fmt: skip
+BENCHMARK = STUDY.benchmark()
+BENCHMARK_MORE = replace(STUDY, name="thin-mnist-more", presets=MORE).benchmark()

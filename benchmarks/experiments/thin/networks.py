@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 from torchvision.ops import StochasticDepth
 
-from benchmarks.experiments.thin.images import CLASSES, SIZE
+from benchmarks.experiments.thin.draws import CLASSES, SIZE
 
 PATCH = 4
 

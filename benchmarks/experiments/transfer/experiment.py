@@ -1,57 +1,170 @@
 """Fine-tuning pretrained networks on CIFAR (the paper's figures 4, 5, 6 and A10), at equal epochs and at equal seconds.
 
-`gpu` and `paper` take torchvision's ResNets; `cpu` the one ImageNet network at hand, a MobileNet, and few images.
-Beside the paper's learning rate, which it tuned for full fine-tuning and gave to all, each method gets its own, chosen
-among the same ones by accuracy on other images. Preparing the images is not in the cost of a step.
+`gpu` and `paper` take torchvision's ResNets; `cpu` the one ImageNet network at hand, a MobileNet, and few images, and
+`transfer-digits` a small network that was pretrained on CIFAR-10, on MNIST. Beside the paper's learning rate, which it
+tuned for full fine-tuning and gave to all, each method gets its own, chosen among the same ones by accuracy on other
+images. Preparing the images is not in the cost of a step.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
-from benchmarks.core.comparison import Comparison, Costs, Job, Outcome, evenly
-from benchmarks.core.records import Record, Result
-from benchmarks.core.sections import Bars, Claim, Curves, Row, Section, Values, gain, metric
+import mrreg
+from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly
+from benchmarks.core.records import Record
+from benchmarks.core.sections import AT_SECONDS, Claim, Curves, Row, Section, Shown, Values, gain, searched
 from benchmarks.core.study import Study
-from benchmarks.core.study_sections import searched
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
 from benchmarks.experiments.transfer import data as transfer_data
-from benchmarks.experiments.transfer.config import (
-    BLOCK,
-    CONSTANT,
-    DECAY,
-    FC,
-    FULL,
-    METHODS,
-    MOBILENET,
-    MULTIRATE,
-    MULTIRATE_BLOCK,
-    MULTIRATE_HELD,
-    OWN,
-    PRESETS,
-    RESNET20,
-    RESNET34,
-    RESNET50,
-    VARIANTS,
-    WEIGHT_DECAY,
-    K,
-    Method,
-    Pair,
-    TransferConfig,
-    Variant,
-    optimizer,
-    search,
-    stage,
-    stages,
-    unfreeze,
-)  # fmt: skip
 from benchmarks.experiments.transfer.data import prepare
-from benchmarks.experiments.transfer.models import SOURCES, pretrained
+from benchmarks.experiments.transfer.models import SOURCES, Name, parts, pretrained
 
+K, MOMENTUM = 5, 0.9
 CHUNK = 250  # images evaluated at once
+
+
+@dataclass(frozen=True)
+class Method:
+    """The parts of a network that train, and how often; parts are counted from the last."""
+
+    trained: int | None = None  # how many parts train; None is all of them
+    fast: int | None = None  # how many parts train at every step, the others at every K-th; None is ordinary training
+    slow_lr: str = "coupled"  # the learning rate of slow parts, as `MultirateSGD` takes it
+    gradual: bool = False  # one more part trains from each epoch on
+    lr: float | None = None  # the learning rate; None is that of the comparison
+
+
+FULL, FC, BLOCK, GRADUAL = "full fine-tuning", "fc only", "last block + fc only", "gradual unfreezing"
+MULTIRATE, MULTIRATE_BLOCK = f"multirate k = {K}, fast: fc", f"multirate k = {K}, fast: fc + last block"
+MULTIRATE_HELD = f"{MULTIRATE}, slow lr / k"
+METHODS = {
+    FULL: Method(),
+    MULTIRATE: Method(fast=1),
+    MULTIRATE_BLOCK: Method(fast=2),
+    MULTIRATE_HELD: Method(fast=1, slow_lr="per_gradient"),
+    FC: Method(trained=1),
+    BLOCK: Method(trained=2),
+    GRADUAL: Method(gradual=True),
+}
+PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
+FEW = (FULL, MULTIRATE, BLOCK)  # for which there is time on a CPU
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A comparison that differs from the paper's main one."""
+
+    note: str
+    decay: bool = False  # the learning rate falls linearly to 0
+    weight_decay: float = 0.0  # as in torch.optim.SGD
+    own: bool = False  # every method has the learning rate that a search found for it
+    few: bool = False  # it has `few` seeds, and not `seeds`
+
+
+CONSTANT, OWN, DECAY, WEIGHT_DECAY = "constant lr", "own lr", "linear decay", "weight decay"
+VARIANTS = {
+    CONSTANT: Variant(" Everyone has the paper's learning rate, 0.001."),
+    OWN: Variant(
+        " Everyone has the learning rate that does best for it at equal epochs on other images, of those tried.",
+        own=True,
+    ),
+    DECAY: Variant(
+        " From the paper's 0.005 linearly to 0 at the end of each run; equal seconds are runs of their own.",
+        decay=True, few=True,
+    ),
+    WEIGHT_DECAY: Variant(" Learning rate 0.001, weight decay 5e-4.", weight_decay=5e-4, few=True),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pretrained network, what it is fine-tuned on, and in which variants."""
+
+    network: Name
+    data: transfer_data.Name
+    variants: tuple[str, ...] = tuple(VARIANTS)
+
+    @property
+    def title(self) -> str:
+        return f"{SOURCES[self.network].title} on {transfer_data.TITLES[self.data]}"
+
+    @property
+    def parts(self) -> int:
+        return len(SOURCES[self.network].parts)
+
+    def methods(self, variant: str) -> tuple[str, ...]:
+        """Return who takes part in a variant."""
+        own = (MULTIRATE_HELD,) if VARIANTS[variant].own else ()
+        return (*(FEW if self.network == "mobilenet" and variant != CONSTANT else PAPER), *own)
+
+
+MOBILENET = Pair("mobilenet", "cifar10")
+RESNET34 = Pair("resnet34", "cifar10")
+RESNET50 = Pair("resnet50", "cifar100", (CONSTANT,))
+RESNET20 = Pair("resnet20", "mnist", (CONSTANT, OWN))
+
+
+@dataclass(frozen=True)
+class TransferConfig:
+    """The pairs that are compared, and their images; the last `validation` training images are for the search alone."""
+
+    seeds: int
+    few: int
+    pairs: tuple[Pair, ...]
+    epochs: int
+    pool: int | None = None  # training images that are read; None is all
+    images: int | None = None  # drawn anew for each seed; None is all but those for validation
+    test_images: int | None = None
+    validation: int = 2000
+    pixels: int = 224
+    batch: int = 32
+    lr: float = 0.001
+    decay_lr: float = 0.005
+    lrs: tuple[float, ...] = (0.001, 0.002, 0.004, 0.008)
+    points: int = 5
+    timings: int = 15
+
+    def epoch(self, pair: Pair) -> int:
+        """Return the steps of an epoch; the last, short batch is left out."""
+        return (self.images or (self.pool or transfer_data.IMAGES[pair.data]) - self.validation) // self.batch
+
+
+PRESETS = {
+    "smoke": TransferConfig(
+        seeds=1, few=1, pairs=(MOBILENET,), epochs=1, pool=114, images=64, test_images=50, validation=50, pixels=32,
+        lrs=(0.001,), points=1, timings=1,
+    ),
+    "cpu": TransferConfig(
+        seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=640, test_images=1000, validation=1000, pixels=96,
+        batch=16, points=3,
+    ),
+    "gpu": TransferConfig(seeds=5, few=3, pairs=(RESNET34, RESNET50), epochs=5, images=10_000),
+    "paper": TransferConfig(seeds=20, few=20, pairs=(RESNET34, RESNET50), epochs=10),
+}  # fmt: skip
+DIGITS = {
+    "smoke": TransferConfig(
+        seeds=1, few=1, pairs=(RESNET20,), epochs=1, pool=40, images=16, test_images=20, validation=20, pixels=32,
+        batch=4, lrs=(0.001,), points=1, timings=1,
+    ),
+    "cpu": TransferConfig(
+        seeds=5, few=5, pairs=(RESNET20,), epochs=4, images=640, test_images=2000, validation=1000, pixels=32,
+        batch=16, points=2,
+    ),
+    "gpu": TransferConfig(seeds=5, few=5, pairs=(RESNET20,), epochs=4, images=5000, pixels=32),
+    "paper": TransferConfig(seeds=20, few=20, pairs=(RESNET20,), epochs=10, pixels=32),
+}  # fmt: skip
+
+
+def search(pair: Pair, lrs: Sequence[float]) -> Search:
+    """Return the search for everyone's learning rate."""
+    return Search({method: [{"lr": lr} for lr in lrs] for method in pair.methods(OWN)}, of=pair.title)
 
 
 def comparisons(config: TransferConfig) -> list[Comparison[Method]]:
@@ -62,12 +175,17 @@ def comparisons(config: TransferConfig) -> list[Comparison[Method]]:
 
 
 def _comparison(config: TransferConfig, pair: Pair, name: str) -> Comparison[Method]:
-    variant, epoch, count = VARIANTS[name], config.epoch(pair), len(SOURCES[pair.network].parts)
+    variant, epoch, count = VARIANTS[name], config.epoch(pair), pair.parts
+
+    def stage(trained: int) -> str:
+        """Return the name under which the cost of training the last so many of all parts stands."""
+        return {1: FC, 2: BLOCK, count: FULL}.get(trained, f"last {trained} parts only")
 
     def charge(method: str, how: Method, step: int) -> str:
-        return stage(min(step // epoch + 1, count), count) if how.gradual else method
+        return stage(min(step // epoch + 1, count)) if how.gradual else method
 
-    timed = {each: method for each, method in METHODS.items() if not method.gradual} | stages(pair.network)
+    timed = {each: method for each, method in METHODS.items() if not method.gradual}
+    timed |= {stage(n): Method(trained=n if n < count else None) for n in range(1, count + 1)}
     return Comparison(
         {method: METHODS[method] for method in pair.methods(name)},
         min(config.few, config.seeds) if variant.few else config.seeds,
@@ -80,20 +198,37 @@ def _comparison(config: TransferConfig, pair: Pair, name: str) -> Comparison[Met
     )
 
 
+def optimizer(net: nn.Module, network: Name, method: Method, lr: float, weight_decay: float) -> Optimizer:
+    """Return SGD with momentum, or MultirateSGD where some parts are slow; what does not train gets no gradient."""
+    options: dict[str, Any] = {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay}
+    if method.fast is not None:
+        return mrreg.MultirateSGD(net, k=K, fast=parts(network, method.fast), slow_lr=method.slow_lr, **options)
+    unfreeze(net, network, 1 if method.gradual else method.trained)
+    return SGD(net.parameters(), **options)
+
+
+def unfreeze(net: nn.Module, network: Name, count: int | None) -> None:
+    """Let the last `count` parts require gradients and no others; all of them if None."""
+    net.requires_grad_(count is None)
+    for module in parts(network, count or 0):
+        net.get_submodule(module).requires_grad_(True)
+
+
 def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
     """Return the training of a pretrained network; images and their order follow from the seed alone."""
     pair, variant = job.setting
     data = transfer_data.load(pair.data, job.data_dir, config.pool, config.test_images)
     task = data.without_last(config.validation).drawn(config.images, torch.Generator().manual_seed(seed)).to(job.device)
     torch.manual_seed(seed)
-    net = pretrained(pair.network, pair.classes, job.data_dir)
+    net = pretrained(pair.network, transfer_data.CLASSES[pair.data], job.data_dir)
     net = net.to(device=job.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    stepper = optimizer(net, pair.network, method, rate(config, method, variant), variant.weight_decay)
+    lr = method.lr or (config.decay_lr if variant.decay else config.lr)
+    stepper = optimizer(net, pair.network, method, lr, variant.weight_decay)
     rates = [group["lr"] for group in stepper.param_groups]
 
     def before(step: int) -> None:
         if method.gradual:
-            unfreeze(net, pair.network, min(step // config.epoch(pair) + 1, len(SOURCES[pair.network].parts)))
+            unfreeze(net, pair.network, min(step // config.epoch(pair) + 1, pair.parts))
         if variant.decay:
             for group, lr in zip(stepper.param_groups, rates, strict=True):
                 group["lr"] = lr * (1 - step / job.steps)
@@ -114,35 +249,6 @@ def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
     return Loop(net, stepper, batches, splits, before=before)
 
 
-def rate(config: TransferConfig, method: Method, variant: Variant) -> float:
-    """Return the learning rate of a method: its own, or that of the variant."""
-    return method.lr or (config.decay_lr if variant.decay else config.lr)
-
-
-def result(config: TransferConfig, outcome: Outcome[Method]) -> Result:
-    """Return test accuracy on the way to as many epochs, and to as many seconds, as full fine-tuning takes."""
-    if outcome.what == "trial":
-        return {"validation accuracy": outcome.last()}
-    pair, variant = outcome.setting
-    steps, seconds, epoch = outcome.at_steps(), outcome.at_seconds(), config.epoch(pair)
-    return {
-        "accuracy": steps[-1],
-        "accuracy at equal seconds": seconds[-1],
-        "lr": rate(config, outcome.method, variant),
-        "epochs at equal seconds": outcome.equal[-1] / epoch,
-        "accuracy by epoch": steps,
-        "epoch": [step / epoch for step in outcome.budgets],
-        "accuracy by time": seconds,
-        "seconds": list(outcome.seconds),
-    }
-
-
-def data_of(config: TransferConfig) -> str:
-    """Return the names of the data sets."""
-    return ", ".join(sorted({transfer_data.TITLES[pair.data] for pair in config.pairs}))
-
-
-EPOCHS, SECONDS = "accuracy", "accuracy at equal seconds"
 FIGURES = {
     (RESNET34, CONSTANT): "Figure 4", (RESNET34, DECAY): "Figure 5", (RESNET34, WEIGHT_DECAY): "Figure A10",
     (RESNET50, CONSTANT): "Figure 6", (MOBILENET, CONSTANT): "Figure 4", (MOBILENET, DECAY): "Figure 5",
@@ -150,7 +256,6 @@ FIGURES = {
 }  # fmt: skip
 FASTER = 1.8  # "almost half the time"
 MARGIN = 0.5  # points that "without reducing the accuracy" may cost
-
 NOTE = (
     "SGD with momentum 0.9, no augmentation; BatchNorm in training mode everywhere, in frozen and slow parts too. "
     "All methods of a seed share training images, their order and the new last layer. The figures of the paper have "
@@ -158,80 +263,57 @@ NOTE = (
     "layer3 of the ResNet-20, layer4 of other ResNets. Gradual unfreezing (Howard and Ruder, 2018) adds one part an "
     "epoch."
 )
-CPU = PRESETS["cpu"]
 ABOUT_PAIR = {
     RESNET20: (
         " Beyond the paper: a small network that knows the photographs of CIFAR-10 learns the digits of MNIST (28 "
         "pixels with a border of two), from as many images in as many epochs as the record's configuration says."
     ),
     MOBILENET: (
-        f" Preset cpu: a {SOURCES[MOBILENET.network].title} is fine-tuned on {CPU.images:,} images of CIFAR-10 at "
-        f"{CPU.pixels} pixels (drawn anew for each seed) in batches of {CPU.batch} for {CPU.epochs} epochs, instead of "
-        f"a ResNet-34 on all of them; {CPU.test_images:,} test images."
+        " Preset cpu: a MobileNetV1 (width 0.25) is fine-tuned on 640 images of CIFAR-10 at 96 pixels (drawn anew for "
+        "each seed) in batches of 16 for 4 epochs, instead of a ResNet-34 on all of them; 1,000 test images."
     ),
 }
 WEIGHTS = "weights pretrained on ImageNet"
 NEEDS = {RESNET34: WEIGHTS, RESNET50: f"{WEIGHTS} and CIFAR-100"}  # that are not at hand everywhere
-ABOUT = {
-    CONSTANT: " Everyone has the paper's learning rate, 0.001.",
-    OWN: " Everyone has the learning rate that does best for it at equal epochs on other images, of those tried.",
-    DECAY: " From the paper's 0.005 linearly to 0 at the end of each run; equal seconds are runs of their own.",
-    WEIGHT_DECAY: " Learning rate 0.001, weight decay 5e-4.",
+TASKS = {
+    MOBILENET: "CIFAR-10, MobileNet pretrained on ImageNet",
+    RESNET20: "MNIST, ResNet-20 pretrained on CIFAR-10",
 }
-AT_SECONDS = (
-    " Every method takes as many steps as the seconds of full fine-tuning buy, from one timing of all methods in turns "
-    "(time of the process on one thread on a CPU, the clock's on a GPU; preparing images is not in it)."
-)
 
 
-SHOWN = ((MOBILENET, ("smoke", "cpu")), (RESNET34, ("gpu", "paper")), (RESNET50, ("gpu", "paper")))
-
-
-def sections(shown: Iterable[tuple[Pair, Iterable[str]]] = SHOWN) -> tuple[Section, ...]:
-    """Of each pair and variant two sections, and of each pair what a step costs, in the presets that have it."""
-    found = []
-    for pair, presets in shown:
-        for variant in pair.variants:
-            found += [_compared(pair, variant, name, frozenset(presets)) for name in (EPOCHS, SECONDS)]
-        found.append(_speed(pair, frozenset(presets)))
-    return tuple(found)
-
-
-def _key(pair: Pair, variant: str, method: str) -> str:
-    return f"{pair.title}: {variant}: {method}"
-
-
-def _compared(pair: Pair, variant: str, name: str, presets: frozenset[str]) -> Section:
-    methods = {method: _key(pair, variant, method) for method in pair.methods(variant)}
-    timed = name == SECONDS
-    x, y, label = ("seconds", "time", "seconds of training") if timed else ("epoch", "epoch", "epoch")
-    return Section(
-        FIGURES.get((pair, variant), ""),
-        f"{pair.title}, {variant}: equal {'seconds' if timed else 'epochs'}", "%",
-        rows=tuple(Row(method, metric(each, name)) for method, each in methods.items()),
-        claims=_claims(pair, variant, name),
-        plots=(Curves(methods, f"accuracy by {y}", label, "test accuracy in %", x=x), Bars("test accuracy in %")),
-        full=frozenset({"paper"}), presets=presets,
-        needs=NEEDS.get(pair, ""),
-        note=NOTE + ABOUT_PAIR.get(pair, "") + ABOUT[variant] + (AT_SECONDS if timed else ""),
-        facts=partial(_facts, pair=pair) if variant == OWN and not timed else lambda record: (),
+def shown(pair: Pair, variant: str, presets: frozenset[str]) -> Shown:
+    """Return one comparison; the paper claims that ours are more accurate than training in part."""
+    methods = {method: f"{pair.title}: {variant}: {method}" for method in pair.methods(variant)}
+    facts = partial(_facts, pair) if variant == OWN else lambda record, name: ()
+    return Shown(
+        f"{pair.title}, {variant}", methods, [(MULTIRATE, each) for each in (FC, BLOCK) if each in methods],
+        note=NOTE + ABOUT_PAIR.get(pair, "") + VARIANTS[variant].note, facts=facts, presets=presets,
+        ylabel="test accuracy in %", task=TASKS.get(pair, "") if variant == OWN else "", against=[(MULTIRATE, FULL)],
     )  # fmt: skip
 
 
-def _claims(pair: Pair, variant: str, name: str) -> tuple[Claim, ...]:
-    """Return the paper's: no less accurate than full fine-tuning, more than others; at equal seconds, more than all."""
+def sections(each: Shown, pair: Pair, variant: str) -> Iterable[Section]:
+    """Return it at equal epochs, where ours are to be hardly less accurate than full fine-tuning, and seconds: more."""
+    ours = [name for name in (MULTIRATE, MULTIRATE_BLOCK, MULTIRATE_HELD) if name in each.methods]
+    for how, number, curve, x, above in (
+        ("epochs", "accuracy", "accuracy by step", "step", -MARGIN),
+        ("seconds", "accuracy at equal seconds", "accuracy by time", "seconds", 0.0),
+    ):
+        words = "less than half a point below" if above else "more accurate than"
+        claims = [
+            Claim(f"{one}: {words} {FULL}", gain(each.methods[one], each.methods[FULL], number), above) for one in ours
+        ]
+        label = "steps" if x == "step" else "seconds of training"
+        yield each.section(
+            f"equal {how}", number, Curves(each.methods, curve, label, each.ylabel, x=x),
+            AT_SECONDS if how == "seconds" else "", item=FIGURES.get((pair, variant), ""), claims=claims,
+            full=frozenset({"paper"}), needs=NEEDS.get(pair, ""),
+        )  # fmt: skip
 
-    def more(one: str, other: str, above: float = 0.0) -> Claim:
-        text = f"{one}: {'less than half a point below' if above else 'more accurate than'} {other}"
-        return Claim(text, gain(_key(pair, variant, one), _key(pair, variant, other), name), above)
 
-    ours = [each for each in (MULTIRATE, MULTIRATE_BLOCK, MULTIRATE_HELD) if each in pair.methods(variant)]
-    others = [each for each in (FC, BLOCK) if each in pair.methods(variant)]
-    full = [more(each, FULL, -MARGIN if name == EPOCHS else 0.0) for each in ours]
-    return (*full, *(more(each, other) for each in ours[:1] for other in others))
+def speed(pair: Pair, presets: frozenset[str]) -> Section:
+    """Return what a step costs, from the timing."""
 
-
-def _speed(pair: Pair, presets: frozenset[str]) -> Section:
     def faster(name: str) -> Values:
         def values(record: Record) -> list[float]:
             timings = [result["all"] for result in record.results(f"{pair.title}: cost").values()]
@@ -249,9 +331,28 @@ def _speed(pair: Pair, presets: frozenset[str]) -> Section:
     )  # fmt: skip
 
 
-def _facts(record: Record, *, pair: Pair) -> list[str]:
-    return searched(record, search(pair, record.config["lrs"]), pair.methods(OWN))
+def _facts(pair: Pair, record: Record, name: str) -> list[str]:
+    return [] if "seconds" in name else searched(record, search(pair, record.config["lrs"]), pair.methods(OWN))
 
 
-STUDY = Study("transfer", PRESETS, comparisons, build, result=result, data=data_of)
-BENCHMARK = STUDY.benchmark(sections())
+STUDY = Study(
+    "transfer", PRESETS, comparisons, build,
+    data=lambda config: ", ".join(sorted({transfer_data.TITLES[pair.data] for pair in config.pairs})),
+)  # fmt: skip
+
+
+def benchmark(study: Study[TransferConfig, Method], pairs: Sequence[tuple[Pair, Sequence[str]]]) -> Any:
+    """Return a study of some pairs, and the presets that have each."""
+    found: list[Section] = []
+    every: list[Shown] = []
+    for pair, presets in pairs:
+        for variant in pair.variants:
+            every.append(shown(pair, variant, frozenset(presets)))
+            found += sections(every[-1], pair, variant)
+        found.append(speed(pair, frozenset(presets)))
+    return study.benchmark(found, every)
+
+
+LARGE = ("gpu", "paper")
+BENCHMARK = benchmark(STUDY, [(MOBILENET, ("smoke", "cpu")), (RESNET34, LARGE), (RESNET50, LARGE)])
+BENCHMARK_DIGITS = benchmark(replace(STUDY, name="transfer-digits", presets=DIGITS), [(RESNET20, tuple(DIGITS))])

@@ -157,8 +157,8 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
 
 
 def test_a_smoke_run_says_on_which_data_it_ran(command: Command, tmp_path: Path) -> None:
-    done = command("mnist-small", "--preset", "smoke", "--seeds", "1", "--out", str(tmp_path))
-    assert "mnist-small smoke: trained on scikit-learn's digits" in done.stdout.splitlines()
+    done = command("mnist", "--preset", "smoke", "--seeds", "1", "--out", str(tmp_path))
+    assert "mnist smoke: trained on scikit-learn's digits" in done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("name", REGISTERED)
@@ -168,9 +168,9 @@ def test_every_benchmark_names_its_data(name: str) -> None:
 
 
 def test_a_missing_extra_is_marked_in_the_list(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.setitem(sys.modules, "plotnine", None)
     lines = command("list").stdout.splitlines()
-    assert [line.split()[0] for line in lines if line.endswith("(not installed: peft)")] == ["text-peers"]
+    assert [line.split()[0] for line in lines if line.endswith("(not installed: plotnine)")] == ["thin-tabular"]
 
 
 def test_finished_runs_survive_kill_9(tmp_path: Path) -> None:
@@ -211,16 +211,23 @@ def test_the_report_writes_the_page_and_the_documentation(command: Command, tmp_
     records.Record("biases", "smoke", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}).save(tmp_path / "biases-smoke.json")
     done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
-    written = ("report.html", "report.md", "results.md", "results.svg")
+    written = ("report.html", "report.md", "numbers.csv", "results.md", "results.svg")
     assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in written]
 
 
-def test_a_record_of_an_unknown_benchmark_is_named(command: Command, tmp_path: Path) -> None:
-    record = records.Record("nobody", "cpu", {}, "cpu", 1, {})
+def test_a_record_without_its_benchmark_is_a_closed_question(command: Command, tmp_path: Path) -> None:
+    record = records.Record("nobody", "cpu", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}, answer=["Nothing was gained."])
+    record.add("a", "a method", (0, 1), 1.0, [{"accuracy": 90.0, "curve": [1.0, 2.0]}, {"accuracy": 92.0}])
+    record.runs["a"]["commit"] = "abc123"
     record.save(tmp_path / "nobody-cpu.json")
     done = command("report", "--records", str(tmp_path), "--out", str(tmp_path))
-    assert done.returncode == 1
-    assert "unknown benchmarks: nobody" in done.stderr
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report.md").read_text()
+    assert "| a method: accuracy | 91.000 ± 12.706 |" in text
+    assert "Nothing was gained." in text
+    assert "abc123" in text
+    assert "curve" not in text
+    assert "nobody cpu,a method,0,curve,1,2.0" in (tmp_path / "numbers.csv").read_text().splitlines()
 
 
 WITHOUT = """

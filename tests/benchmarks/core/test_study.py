@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from benchmarks.core import checkpoints, runner
-from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly
+from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly, least_loss
 from benchmarks.core.records import Record, load, new
-from benchmarks.core.study import Study
-from benchmarks.core.study_sections import Shown, study_sections
+from benchmarks.core.sections import Shown
+from benchmarks.core.study import Study, at_best_validation, late
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def test_seeds_that_are_trained_together_are_one_run_with_a_result_each(
 def test_without_costs_there_are_no_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     toy = study(monkeypatch)
     assert "costs | seed 0" not in {run.key for run in toy[0].runs(Config())}
-    assert record_of(toy, tmp_path).results("dear")[0]["steps at equal seconds"] == 8
+    assert "steps at equal seconds" not in record_of(toy, tmp_path).results("dear")[0]
 
 
 def test_budgets_are_evenly_spread() -> None:
@@ -230,7 +230,7 @@ def test_budgets_are_evenly_spread() -> None:
 def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> None:
     record = record_of(made, tmp_path)
     shown = Shown("Toy", {name: name for name in METHODS}, [("cheap", "plain"), ("plain", "dear")])
-    steps, seconds, costs = study_sections(shown, "plain")
+    steps, seconds, costs = shown.sections("plain")
 
     def first(values: Sequence[float]) -> float:
         return values[0]
@@ -239,10 +239,28 @@ def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> Non
     assert [first(claim.values(record)) for claim in steps.claims] == [4.0, -8.0]
     assert [first(row.values(record)) for row in seconds.rows] == [8.0, 24.0, 6.0]
     assert [first(row.values(record)) for row in costs.rows] == [1.0, 0.5, 3.0]
-    (less, _, _) = study_sections(replace(shown, lower=True), "plain")
+    (less, _, _) = replace(shown, lower=True).sections("plain")
     assert [first(claim.values(record)) for claim in less.claims] == [-4.0, 8.0]
 
 
 def test_trainers_get_the_device_and_the_folder(made: Made, tmp_path: Path) -> None:
     record_of(made, tmp_path)
     assert {(each.job.device, each.job.data_dir) for each in made[1]} == {(torch.device("cpu"), None)}
+
+
+def test_the_number_of_a_training_may_be_late_or_at_the_best_validation() -> None:
+    assert late({"accuracy": [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 10.0]}) == {"accuracy": 9.0}
+    curves = {"validation loss": [3.0, 1.0, 2.0], "loss": [4.0, 2.5, 2.0]}
+    assert at_best_validation(curves) == {"validation loss": 1.0, "loss": 2.5}
+
+
+def test_a_watched_trial_keeps_the_best_validation_loss_and_no_test_loss(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    toy, built = study(monkeypatch, search=Search({"cheap": [{"gain": 2.0}]}, score=least_loss),
+                       splits=("validation", "test"))  # fmt: skip
+    toy = replace(toy, metric="loss", lower=True, summary=at_best_validation)
+    record = record_of((toy, built), tmp_path)
+    assert record.results("search: cheap, gain = 2")[1000] == {"validation loss": 8.0, "gain": 2.0}
+    assert record.curves("cheap", "validation loss by step")[0] == [8.0, 16.0]
+    assert record.numbers("cheap", "loss")[0] == 8.0

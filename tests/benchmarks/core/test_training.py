@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core import checkpoints
-from benchmarks.core.stacked import Generators, StackedLinear
 from benchmarks.core.training import Batch, Batches, Loop, Plan, accuracy, fit, percent_right, shuffled
+from benchmarks.experiments.spiral import Generators, StackedLinear
 
 CPU = torch.device("cpu")
 

@@ -1,15 +1,12 @@
 """The biases benchmark: its networks, its augmentation, its pairing."""
 
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torchvision.models import resnet34
 
-from benchmarks.core import runner as harness
-from benchmarks.core.records import load
 from benchmarks.data.images import Images
 from benchmarks.experiments import biases
 
@@ -74,12 +71,3 @@ def test_every_epoch_is_all_images_once_and_follows_from_the_seed(augmented: boo
     for one, two in zip(first, again, strict=True):
         assert torch.equal(one[0], two[0])
         assert torch.equal(one[1], two[1])
-
-
-@pytest.mark.data
-def test_smoke_record_is_paired_by_seed(data_dir: Path, tmp_path: Path) -> None:
-    record = load(harness.run(biases.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
-    for method in biases.METHODS:
-        assert sorted(record.numbers(method, "accuracy")) == [0, 1]
-        assert all(len(curve) == 1 for curve in record.curves(method, "accuracy per epoch").values())
-    assert all(len(claim.values(record)) == 2 for claim in biases.SECTION.claims)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from benchmarks.core.records import Record
 from benchmarks.experiments import scale
-from benchmarks.experiments.scale import ALL, BENCHMARK, DUE, GPUS, METHODS, NETWORKS, PRESETS, SGD
+from benchmarks.experiments.scale import ALL, BENCHMARK, DUE, METHODS, PRESETS, SGD
 from benchmarks.report.verdict import judge_claim
 
 SMOKE = PRESETS["smoke"]
@@ -22,19 +22,6 @@ def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("ranks", "size", "latency", "bandwidth", "seconds"),
-    [
-        (2, 1e9, 0.0, 1e9, 1.0),  # each rank sends half of it twice
-        (4, 1e9, 0.0, 1e9, 1.5),
-        (4, 1e9, 0.1, 1e9, 2.1),
-        (4, 0, 0.1, 1e9, 0.0),  # nothing due, nothing sent
-    ],
-)
-def test_ring(ranks: int, size: float, latency: float, bandwidth: float, seconds: float) -> None:
-    assert scale.ring_seconds(ranks, size, latency, bandwidth) == pytest.approx(seconds)
 
 
 def test_entries_are_those_of_the_network() -> None:
@@ -61,35 +48,6 @@ def made_up() -> Record:
     result = {f"{SGD} seconds": 2.0, f"{ALL} seconds": 1.0, f"{DUE} seconds": 1.0}
     record.add("1 rank", "1 rank", (0, 1), 3.0, [result, result])
     return record
-
-
-def test_projection_adds_what_every_step_sends() -> None:
-    record = made_up()
-    k, (fast, slow) = record.config["k"], scale.counts(record.config)
-    slowest = NETWORKS[0]
-    seconds = scale.projected(record, 8, slowest.name)
-    full, small = (
-        scale.ring_seconds(8, 4 * entries, slowest.latency, slowest.bandwidth) for entries in (fast + slow, fast)
-    )
-    assert seconds[SGD] == pytest.approx([2 + k * full] * 2)
-    assert seconds[ALL] == pytest.approx([1 + k * full] * 2)
-    assert seconds[DUE] == pytest.approx([1 + full + (k - 1) * small] * 2)
-    assert scale.speedup(8, slowest, SGD)(record) == pytest.approx([(2 + k * full) / (1 + full + (k - 1) * small)] * 2)
-
-
-def test_projection_uses_the_network_of_the_record() -> None:
-    record = made_up()
-    record.config["networks"][0]["bandwidth"] = 1e30
-    record.config["networks"][0]["latency"] = 0.0
-    assert scale.projected(record, 1024, NETWORKS[0].name)[SGD] == pytest.approx([2.0, 2.0])
-
-
-def test_table_has_a_row_for_every_number_of_gpus() -> None:
-    labels = [row.label for row in BENCHMARK.sections[1].rows]
-    assert len(labels) == len(GPUS) * len(NETWORKS) == 24
-    assert labels[0] == "8 GPUs, 10 Gbit/s, 50 µs"
-    assert labels[-1] == "1,024 GPUs, 400 Gbit/s, 5 µs"
-    assert len(BENCHMARK.sections[1].facts(made_up())) == 6
 
 
 def test_measured_section_of_two_ranks() -> None:

@@ -9,16 +9,13 @@ import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.optim import SGD
 
 from benchmarks.core import runner as harness
 from benchmarks.core.records import Record, load
-from benchmarks.core.sections import Claim, Row
-from benchmarks.core.stacked import Generators
 from benchmarks.core.training import Loop
 from benchmarks.experiments import spiral
-from benchmarks.report import plots as report_plots
+from benchmarks.experiments.spiral import Generators
 
 Array = npt.NDArray[np.float64]
 Theta = dict[str, Array]
@@ -128,19 +125,6 @@ def test_every_method_has_an_oracle() -> None:
     assert set(spiral.METHODS) == set(ORACLES)
 
 
-def test_one_stacked_network_trains_like_plain_sequential() -> None:
-    nets = spiral.Networks([4])
-    run(training([4], nets, SGD(nets.parameters(), lr=H)), 5)
-    plain = spiral.network(4)
-    optimizer = SGD(plain.parameters(), lr=H)
-    for x, y in islice(training([4], nets, optimizer).batches, 30):
-        optimizer.zero_grad()
-        F.binary_cross_entropy_with_logits(plain(x[0]).squeeze(1), y[0]).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    for mine, theirs in zip(nets.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine[0], theirs, rtol=0, atol=1e-6)
-
-
 def test_a_seed_does_not_depend_on_its_neighbours() -> None:
     def trained(seeds: list[int]) -> tuple[list[float], list[torch.Tensor]]:
         nets = spiral.Networks(seeds, 20)
@@ -196,24 +180,6 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return load(harness.run(spiral.BENCHMARK, "smoke", tmp_path_factory.mktemp("spiral")).path)
 
 
-def test_smoke_record_has_every_method_and_seed(smoke: Record) -> None:
-    for method in spiral.METHODS:
-        curves = smoke.curves(method, "accuracy per evaluation")
-        assert sorted(curves) == [0, 1]
-        assert all(len(curve) == 2 for curve in curves.values())
-        assert {seed: curve[-1] for seed, curve in curves.items()} == smoke.numbers(method, "accuracy")
-        assert smoke.curves(method, "epoch") == {0: [2, 4], 1: [2, 4]}
-
-
-def test_sections_find_their_numbers(smoke: Record) -> None:
-    for section in spiral.BENCHMARK.sections:
-        parts: list[Row | Claim] = [*section.rows, *section.claims]
-        for part in parts:
-            assert len(part.values(smoke)) == 2, part
-        assert len(report_plots.plots(section, smoke)) == len(section.plots)
-        assert all("2 paired" in fact for fact in section.facts(smoke))
-
-
 def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
     for method in spiral.METHODS:
         kept = [result.get("regions") for result in smoke.results(method).values()]
@@ -229,9 +195,3 @@ def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
     assert (len(grid), len(grid[0])) == (spiral.GRID, spiral.GRID)
     assert all(p < 0.5 for p in grid[0])
     assert all(p > 0.5 for p in grid[-1])
-
-
-def test_every_preset_names_known_methods() -> None:
-    for config in spiral.PRESETS.values():
-        assert set(config.methods) <= set(spiral.METHODS)
-    assert spiral.PRESETS["cpu"].seeds >= 10

@@ -16,11 +16,11 @@ from benchmarks.report import pages as report
 from benchmarks.report import verdict
 from benchmarks.report.paper import ITEMS, Item
 
-TEXT = record(
-    "cpu", {"half fast, k = 5": [80.0, 81.0, 82.0], "lower half frozen": [79.0, 80.0, 81.1]}, benchmark="text-peers"
-)
+TEXT = record("cpu", {"thin, k = 5": [80.0, 81.0, 82.0], "dropout": [79.0, 80.0, 81.1]}, benchmark="thin-vit")
 for run in TEXT.runs.values():
     run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
+    run["results"][0]["relative cost"] = 0.5
+_, SHOWS = report.sources([TEXT])
 
 
 class Reader(HTMLParser):
@@ -47,8 +47,9 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def write(shown: report.Shown, out: Path) -> tuple[Path, Path]:
-    return report.write("Title", "Intro.", shown, report.chapters(shown, ITEMS), out)
+def write(shown: report.Sources, out: Path) -> list[Path]:
+    """Write both pages."""
+    return report.write("Title", "Intro.", shown, [], report.chapters(shown, ITEMS), out)[:2]
 
 
 def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
@@ -75,11 +76,21 @@ def test_the_page_is_self_contained_and_whole(tmp_path: Path) -> None:
 
 def test_cards_come_first_where_they_are_given(tmp_path: Path) -> None:
     shown = [(TEXT, ())]
-    html, _ = report.write("Title", "", shown, report.chapters(shown, ITEMS), tmp_path, report.cards(shown))
+    html, *_ = report.write("Title", "", shown, SHOWS, report.chapters(shown, ITEMS), tmp_path)
     text = html.read_text()
     assert text.count('<article class="card">') == 1
-    assert text.index("later half fast against lower half frozen") < text.index('id="summary"')
+    assert text.index("thin, k = 5 against dropout") < text.index('id="summary"')
     assert '<span class="tag ahead">ahead</span> +1.0 points' in text
+    assert "A step takes 0.50 of a plain step" in text
+
+
+def test_chapters_of_a_group_have_short_names_of_their_own(tmp_path: Path) -> None:
+    made = [Section("", f"A long title: {how}", rows=ROWS) for how in ("equal steps", "equal seconds")]
+    html, _ = write([(record(), made)], tmp_path)
+    side = html.read_text().partition("<nav")[2].partition("</nav>")[0]
+    assert ">equal steps</a>" in side
+    assert ">equal seconds</a>" in side
+    assert "<p>mnist</p>" in side
 
 
 def test_no_table_or_figure_of_the_paper_is_left_out(tmp_path: Path) -> None:
@@ -144,24 +155,24 @@ README = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
 def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
-    report.fill(readme, report.excerpt([(TEXT, ())]))
+    report.fill(readme, report.excerpt(SHOWS))
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
     assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
-    assert "| later half fast | lower half frozen | ahead: +1.0 points (+0.8 to +1.1) |" in once
+    assert "| thin, k = 5 | dropout | ahead: +1.0 points (+0.8 to +1.1) |" in once
     assert "\nold\n" not in once
-    report.fill(readme, report.excerpt([(TEXT, ())]))
+    report.fill(readme, report.excerpt(SHOWS))
     assert readme.read_text() == once
 
 
-def test_the_docs_get_the_whole_table_and_the_figure(tmp_path: Path) -> None:
+def test_the_docs_get_a_card_for_each_result_and_a_small_figure(tmp_path: Path) -> None:
     shown = [(TEXT, ()), (record(), (replace(PLAIN, rows=ROWS * 4),))]
-    page, figure = report.write_docs(shown, report.chapters(shown, ITEMS), tmp_path / "docs")
+    page, figure = report.write_docs(shown, SHOWS, report.chapters(shown, ITEMS), tmp_path / "docs")
     text = page.read_text()
-    assert "| later half fast | lower half frozen | ahead" in text
-    (line,) = [line for line in text.splitlines() if line.startswith("| Table A5")]
-    assert line.count("<br>") == 6
-    assert "<br>and 2 more | the paper's | claims: 1 of 2 reproduced, 1 contradicted;" in line
+    assert "| thin, k = 5 | dropout | ahead" in text
+    assert "**Table A5. k < 5 & | more.** claims: 1 of 2 reproduced, 1 contradicted;" in text
+    assert "| and 2 more | | |" in text
+    assert text.index("## Not run") < text.index("- Figure 2. ")
     assert figure.read_bytes().startswith(b"<?xml")
     assert "(results.svg)" in text
 
@@ -179,7 +190,7 @@ def test_seeds_in_brief(seeds: list[int], said: str) -> None:
 def test_nothing_of_the_paper_is_shown_where_there_is_nothing(tmp_path: Path) -> None:
     section = Section("", "Alone", rows=(Row("SGD", metric("SGD", "accuracy")),))
     shown = [(record(), (section,))]
-    for path in report.write("Title", "", shown, report.chapters(shown, {}), tmp_path):
+    for path in report.write("Title", "", shown, [], report.chapters(shown, {}), tmp_path)[:2]:
         text = path.read_text()
         assert "paper (" not in text
         assert "<th>paper" not in text

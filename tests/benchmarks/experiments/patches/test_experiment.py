@@ -1,13 +1,9 @@
 """The patches benchmark: its batches, its evaluation, its record."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.core import runner as harness
-from benchmarks.core.records import load
 from benchmarks.data.images import Images
 from benchmarks.experiments.patches import data as patches_data
 from benchmarks.experiments.patches import experiment as patches
@@ -27,13 +23,6 @@ def test_copies_are_evaluated_when_they_have_just_been_merged(preset: str) -> No
     assert config.steps % config.every == 0
 
 
-def test_every_row_of_a_preset_is_measured_there() -> None:
-    for preset, config in patches.PRESETS.items():
-        (section,) = [each for each in patches.SECTIONS if each.presets and preset in each.presets]
-        assert [row.label for row in section.rows] == [f"{s}: {m}" for s in patches_data.SETS for m in config.methods]
-        assert {run.method for run in patches.STUDY.runs(config)} == set(config.methods)
-
-
 def test_statistics_are_those_of_training_images_alone() -> None:
     data = patched(40)
     net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3072, 10))
@@ -41,14 +30,3 @@ def test_statistics_are_those_of_training_images_alone() -> None:
     patches.fitted(net, data, 30, list)
     mean = data.batch(torch.arange(30))[0].mean((0, 2, 3))
     torch.testing.assert_close(net.state_dict()["0.running_mean"], mean)
-
-
-@pytest.mark.data
-def test_smoke_record_is_paired_by_seed(data_dir: Path, tmp_path: Path) -> None:
-    record = load(harness.run(patches.BENCHMARK, "smoke", tmp_path, data_dir=data_dir).path)
-    for method in patches.METHODS:
-        for name in patches_data.SETS:
-            assert sorted(record.numbers(method, name)) == [0, 1]
-            assert all(len(curve) == 2 for curve in record.curves(method, f"{name} per evaluation").values())
-        assert record.curves(method, "epoch")[0] == [2.0, 4.0]
-    assert all(len(claim.values(record)) == 2 for claim in patches.SECTIONS[1].claims)

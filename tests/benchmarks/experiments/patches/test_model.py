@@ -1,7 +1,6 @@
 """The WideResNet, and the merged pair of networks against a literal loop."""
 
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def problem() -> tuple[nn.Sequential, list[tuple[Tensor, Tensor]]]:
 def training(net: nn.Module, batches: list[tuple[Tensor, Tensor]], period: int) -> Loop:
     copies = Copies(net, K, period)
     both = optimizer(copies, LR, MOMENTUM, DECAY)
-    return Loop(copies, both, iter(batches), loss=sum_of_losses, after=partial(copies.after_step, both))
+    return Loop(copies, both, iter(batches), loss=sum_of_losses, after=copies.after_step)
 
 
 @pytest.mark.paper

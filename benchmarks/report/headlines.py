@@ -1,0 +1,179 @@
+"""The comparisons that a reader wants first: rows of the README and of the guide, cards, and one figure.
+
+A study says which pairs of its methods stand there (`Shown.against`); a row whose record is not there is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from benchmarks.core import stats
+from benchmarks.core.records import Record
+from benchmarks.core.sections import Curves, Shown
+from benchmarks.report import plots
+
+NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+WORDS = {"above": "ahead", "below": "behind", "within noise": "level"}
+Shows = Sequence[tuple[Record, Sequence[Shown]]]
+"""The largest record of each benchmark, with the comparisons of its study."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods of one record, compared at equal seconds and at equal epochs."""
+
+    record: Record
+    shown: Shown
+    ours: str  # the label of the method of this library
+    rival: str  # that of what it is compared with
+
+    def differences(self, number: str) -> list[float]:
+        """Return by how much ours is better, one number a seed."""
+        pair = [self.shown.methods[each] for each in (self.ours, self.rival)]
+        pair = pair[::-1] if self.shown.lower else pair
+        return stats.paired(*(self.record.numbers(method, number) for method in pair))
+
+    def said(self, number: str) -> str:
+        """Return the difference in words: "ahead: +1.4 points (+0.7 to +2.1)"."""
+        found = self.differences(number)
+        summary = stats.summarize(found)
+        if summary.n < 2:
+            return NONE
+        digits, unit = (3, "nats") if self.shown.lower else (1, "points")
+        low, high = (f"{bound:+.{digits}f}" for bound in summary.interval)
+        mean = f"{summary.mean:+.{digits}f} {unit}"
+        return f"{WORDS[stats.judge(found)]}: {mean} ({low} to {high})".replace("-", MINUS)
+
+    @property
+    def seconds(self) -> str:
+        return self.said(f"{self.shown.metric} at equal seconds")
+
+    @property
+    def epochs(self) -> str:
+        return self.said(self.shown.metric)
+
+    def cost(self) -> tuple[str, str]:
+        """Return the cost of a step of both, plain training's being 1."""
+        return tuple(
+            f"{median(found):.2f}" if found else NONE
+            for each in (self.ours, self.rival)
+            for found in [self.record.numbers(self.shown.methods[each], "relative cost").values()]
+        )  # type: ignore[return-value]
+
+
+def pairs(shows: Shows, names: Sequence[str], most: int | None = None) -> list[Pair]:
+    """Return the pairs of some benchmarks that have any number, at most so many of each comparison."""
+    found = [
+        Pair(record, shown, *pair)
+        for name in names
+        for record, each in shows
+        if record.benchmark == name
+        for shown in each
+        if shown.task
+        for pair in shown.against[:most]
+    ]
+    return [pair for pair in found if {pair.seconds, pair.epochs} != {NONE}]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One way to use the library: what it is, what it gains and costs, when to use it, one plot."""
+
+    title: str
+    what: str
+    use_if: str
+    benchmarks: Sequence[str]
+    curves: Curves  # of the first of them
+    cost: str = "A step takes {} of a plain step's time, one with {} {} ({})."
+
+
+FC, FULL, BLOCK = "multirate k = 5, fast: fc", "full fine-tuning", "last block + fc only"
+CIFAR = "MobileNetV1 (width 0.25) on CIFAR-10: own lr: "
+CARDS = (
+    Card(
+        "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "
+        "computed; on the k-th all of it is there.",
+        "You would use dropout, and time matters.", ("thin-chars", "thin-mnist", "thin-vit", "thin-convolutions"),
+        Curves({each: each for each in ("none", "dropout", "thin, k = 5")}, "loss by time", "seconds of training",
+               "test loss in nats", "seconds"),
+    ),
+    Card(
+        "Masks", "A random part of the weights or units rests for k - 1 of k steps; a resting unit is not computed.",
+        "You want the paper's method, or single weights to rest; to save time take thin training.", ("ptb",),
+        Curves({each: each for each in ("SGD", "dropout", "masks")}, "validation loss by step", "epoch",
+               "validation loss in nats"),
+    ),
+    Card(
+        "Fine-tuning", "The later layers move at every step, everything else once in k steps, by k times as much.",
+        "You would fine-tune everything, seconds are short, and freezing the lower layers costs accuracy.",
+        ("transfer", "transfer-digits", "text-seconds"),
+        Curves({each: CIFAR + each for each in (FULL, FC, BLOCK)}, "accuracy by time", "seconds of training",
+               "test accuracy in %", "seconds"),
+    ),
+    Card(
+        "Several time scales", "Any group of parameters gets a period of its own and moves along a held direction "
+        "between its updates.",
+        "Parts of the network want different step sizes and plain SGD stalls; with momentum it may not pay.",
+        ("spiral",),
+        Curves({"SGD": "SGD", "multirate, all biases": "multirate, all biases"}, "accuracy by step",
+               "step (20 an epoch)", "test accuracy in %", "step", ylim=(45, 95)),
+    ),
+)  # fmt: skip
+EXCERPT = ("thin-chars", "thin-mnist", "thin-vit", "thin-convolutions", "text-seconds")
+
+
+@dataclass(frozen=True)
+class ShownCard:
+    """A card with its numbers."""
+
+    title: str
+    what: str
+    gains: Sequence[Pair]
+    cost: str
+    use_if: str
+    plot: str
+
+
+def cards(shows: Shows, looks: Mapping[str, plots.Look], given: Sequence[Card] = CARDS) -> list[ShownCard]:
+    """Return the cards that have anything to say."""
+    found = []
+    for card in given:
+        if gains := pairs(shows, card.benchmarks, 2):
+            figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+            with mpl.rc_context(plots.STYLE):
+                drawn = plots.draw_curves(card.curves, gains[0].record, figure.add_subplot(), looks)
+                plot = plots.uri(figure) if drawn else ""
+            found.append(ShownCard(card.title, card.what, gains, _cost(card, gains), card.use_if, plot))
+    return found
+
+
+def _cost(card: Card, gains: Sequence[Pair]) -> str:
+    """Return what a step costs, in the first comparison that knows."""
+    known = [(pair, *cost) for pair in gains if NONE not in (cost := pair.cost())]
+    return card.cost.format(known[0][1], known[0][0].rival, known[0][2], known[0][0].shown.task) if known else ""
+
+
+def picture(shows: Shows, looks: Mapping[str, plots.Look]) -> bytes:
+    """Return the figure of the README, the plots of the cards side by side, as SVG with its text as text."""
+    there = [(card, record) for card in CARDS for record, _ in shows if record.benchmark == card.benchmarks[0]]
+    with mpl.rc_context({**plots.STYLE, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(3.9 * max(1, len(there)), 3.8), layout="constrained")
+        parts = [(each, each.subplots()) for each in figure.subfigures(1, max(1, len(there)), squeeze=False)[0]]
+        for (card, record), (part, axes) in zip(there, parts, strict=False):
+            plots.draw_curves(card.curves, record, axes, looks)
+            part.suptitle(card.title)
+        return plots.svg(figure)
+
+
+def tasks(shows: Shows) -> list[tuple[str, dict[str, Pair]]]:
+    """Return one row for each task of thin training: its name, and the pair with each rival."""
+    return [
+        (shown.task, {pair.rival: pair for pair in found})
+        for record, each in shows
+        for shown in each
+        if shown.task and (found := [Pair(record, shown, *pair) for pair in shown.against if "thin" in pair[0]])
+        if any({pair.seconds, pair.epochs} != {NONE} for pair in found)
+    ]
