@@ -1,25 +1,93 @@
 """Groups of units where a model has dropout."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
-from warnings import warn
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.module_tracker import ModuleTracker
 
-from mrreg.convert.report import Report, Swap
-from mrreg.convert.sites import ATTENTION, Candidate, Site, find_sites
+from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
 from mrreg.convert.wrap import check_model
-from mrreg.errors import NoEffectWarning, check_int, invalid_argument
+from mrreg.errors import check, check_int, warn
+from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.groups import UnitGroup
 from mrreg.masks.install import install
-from mrreg.thinning.blocks import BLOCKS
-from mrreg.thinning.branches import drop_probability
+from mrreg.module_utils import has_stock_forward, join, within
+from mrreg.thinning.blocks import residual_blocks
 from mrreg.thinning.build import search
+from mrreg.thinning.counts import kept
+from mrreg.thinning.paths import find_paths, set_mode
 from mrreg.thinning.report import ThinReport
+from mrreg.thinning.twin import (
+    DoublePrecision,
+    Inputs,
+    double_copy,
+    probing,
+    read_inputs,
+    state_kept,
+)
 
 WHERE = "swap_dropout"
+DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
+DROPOUTS = nn.modules.dropout._DropoutNd
+NO_ZEROS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 TAKEN = "the units beside it already stand for another dropout"
+HELD = (
+    "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
+    "passes of one batch) gets none from them."
+)
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Outcome for one source of dropout.
+
+    Args:
+        what: The dropout.
+        masks: Kind of the units that are absent in its place, by layer; empty where it was left.
+        reason: Reason for the outcome.
+    """
+
+    what: str
+    masks: Mapping[str, str]
+    reason: str
+
+    @property
+    def replaced(self) -> bool:
+        """True if masks have replaced it."""
+        return bool(self.masks)
+
+    def __str__(self) -> str:
+        masks = ", ".join(f"{kind} mask on {path}" for path, kind in self.masks.items())
+        return f"{self.what} -> {masks or 'left'}: {self.reason}"
+
+
+class Report(dict[str, Swap]):
+    """Outcomes for all sources of dropout by their paths in the model; printed, one line each.
+
+    Args:
+        swaps: The outcomes.
+        thin: The groups of units that stand for some of them, if there are.
+        obstacle: What kept units from being looked for.
+    """
+
+    def __init__(self, swaps: Mapping[str, Swap], thin: ThinReport | None = None, obstacle: str = "") -> None:
+        super().__init__(swaps)
+        self.thin, self.obstacle = thin, obstacle
+
+    def __str__(self) -> str:
+        width = max(map(len, self), default=0)
+        replaced = sum(swap.replaced for swap in self.values())
+        lines = [f"{replaced} of {len(self)} dropouts replaced by masks"]
+        lines += [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
+        lines += [HELD] if replaced else []
+        lines += [self.thin.summary()] if self.thin else []
+        lines += [f"Units were not looked for: {self.obstacle}"] if self.obstacle else []
+        return "\n".join(lines)
 
 
 def swap_dropout(
@@ -35,14 +103,14 @@ def swap_dropout(
     A dropout between the layers of a group of units that `thin` finds (hidden units, channels) becomes that group,
     whose absent units are not computed. Else the columns of the layers that read what it gives are zero while units are
     absent, or, before a residual sum or a norm, the rows of the layer that makes what it takes. Each replacement is
-    tried: a float64 copy of the model has to compute the same as with these units dropped. Modules that drop a residual
-    branch at random (DropPath, StochasticDepth) become branches that are off for a cycle, all with one probability.
-    The model is then as if made by `thin`.
+    tried: a float64 copy of the model has to compute the same as with these units dropped. The model is then as if made
+    by `thin`. What is left stays as it is, and the report says why: dropout in functions, on attention probabilities,
+    beside layers that cannot be followed; for DropPath it says which blocks `thin` can have off for a cycle.
 
     Args:
         model: A model with dropout. Modules that are replaced become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
-        example_inputs: Arguments of the model: a tensor, a tuple of positions or a mapping of keywords.
+        example_inputs: Arguments of one training forward: a tensor, a tuple of positions or a mapping of keywords.
         rescale: None or True divides what is kept by the share that is, as nn.Dropout does.
         boost: As in `thin`.
 
@@ -67,93 +135,166 @@ def swap_dropout(
     """
     check_model(WHERE, model)
     k = check_int(WHERE, "k", k)
-    if example_inputs is None:
-        rule, remedy = "what one training forward takes", "Units are found by following a forward."
-        raise invalid_argument(ValueError, WHERE, "example_inputs", rule, example_inputs, remedy)
-    inputs = example_inputs if isinstance(example_inputs, tuple | Mapping) else (example_inputs,)
-    sites = find_sites(model, inputs)
-    paths = {path: p for path, module in model.named_modules() if (p := drop_probability(module))}
-    chosen, thin = _search(model, k, inputs, sites, paths)
-    swaps = {path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | dict(_branches(thin, paths))
-    report = Report(swaps, thin=thin)
-    modules = dict(model.named_modules())
-    dropouts = [modules[path] for path in chosen]
-    swaps = {each: nn.Identity().train(each.training) for each in dropouts}
-    for parent in list(model.modules()):
-        parent._modules.update({name: swaps[child] for name, child in parent._modules.items() if child in swaps})
+    check(
+        rescale is None or isinstance(rescale, bool), WHERE, "rescale", "None, True or False", rescale, kind=TypeError
+    )
+    remedy = "Units are found by following a forward."
+    check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None, remedy)
+    read_inputs(example_inputs)
+    sites, swaps, chosen, thin, obstacle = dict(_sites(model)), dict[str, Swap](), dict[str, list[Option]](), None, ""
+    twin = double_copy(model)
+    try:
+        with probing(twin):
+            open_sites = {path: site for path, site in sites.items() if not site.reason}
+            find_choices(model, twin, example_inputs, open_sites)
+            swaps = {
+                **_in_functions(twin, read_inputs(example_inputs)),
+                **_drop_paths(twin, read_inputs(example_inputs)),
+            }
+        chosen, thin = _search(model, k, example_inputs, sites)
+    except Exception as error:
+        _run_plainly(model, example_inputs)
+        obstacle = f"{type(error).__name__}: {error}"
+    swaps = {path: _outcome(site, chosen.get(path), obstacle) for path, site in sites.items()} | swaps
+    report = Report(swaps, thin, obstacle)
     if thin is None:
-        warn(NoEffectWarning(f"{WHERE}: no mask was put anywhere: {report}"), stacklevel=2)
+        warn(f"{WHERE}: no mask was put anywhere: {report}")
         return model, report
     install(model, thin.groups, thin.overrides, k=k, boost=boost, rescale=rescale is not False, flops=thin.flops)
+    put_out = {module: nn.Identity().train(module.training) for module in map(model.get_submodule, chosen)}
+    for parent in list(model.modules()):
+        parent._modules.update({name: put_out[each] for name, each in parent._modules.items() if each in put_out})
     if k == 1:
         problem = "with k=1 every step is a joint one: no unit is ever absent, and the dropouts are gone"
-        warn(NoEffectWarning(f"{WHERE}: {problem}. Choose a k of at least 2."), stacklevel=2)
+        warn(f"{WHERE}: {problem}. Choose a k of at least 2.")
     return model, report
 
 
+def _sites(model: nn.Module) -> Iterator[tuple[str, Site]]:
+    """Yield the dropouts that are modules, or arguments of one."""
+    for path, module in model.named_modules():
+        if isinstance(module, DROPOUTS):
+            reason = "" if has_stock_forward(module) else "its class computes something else than torch's dropout"
+            reason = "it sets units to a value other than zero" if isinstance(module, NO_ZEROS) else reason
+            yield path, Site(f"{type(module).__name__}(p={module.p})", module.p, reason if module.p else "p is 0")
+        elif isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout:
+            call = f'{{"{path}": {module.dropout:g}}}, structure="input", parameters=["weight_ih_l[!0]*"]'
+            inside = f"it is inside the layer; by hand: mrreg.mask(model, {call})"
+            why = ATTENTION if isinstance(module, nn.MultiheadAttention) else inside
+            yield join(path, "dropout"), Site(f"{type(module).__name__}(dropout={module.dropout})", module.dropout, why)
+
+
 def _search(
-    model: nn.Module, k: int, inputs: Any, sites: Mapping[str, Site], paths: Mapping[str, float]
-) -> tuple[dict[str, Candidate], ThinReport | None]:
+    model: nn.Module, k: int, inputs: Any, sites: Mapping[str, Site]
+) -> tuple[dict[str, list[Option]], ThinReport | None]:
     """Choose groups for dropouts, and others where the trial refuses one, until it refuses none."""
     refused: set[str] = set()
-    chosen: dict[str, Candidate] = {}
+    while chosen := _assigned(sites, refused):
+        groups: dict[str, UnitGroup] = {}
+        present: dict[str, float] = {}
+        for path, options in chosen.items():
+            for name, each in {option.group.name: option.group for option in options}.items():
+                present[name] = present.get(name, 1.0) * (1 - sites[path].p)  # of several dropouts in a row
+                groups[name] = replace(each, kept=kept(each, 1 - present[name]))
 
-    def choose(found: list[UnitGroup]) -> list[UnitGroup]:
-        chosen.clear()
-        chosen.update(_assigned(sites, refused))
-        ours = {group.name: group for each in chosen.values() for group in each.groups}
-        return [*(ours.pop(group.name, group) for group in found), *ours.values()]
+        def choose(found: list[UnitGroup], groups: Mapping[str, UnitGroup] = groups) -> list[UnitGroup]:
+            known = {group.name for group in found}
+            return [groups.get(g.name, g) for g in found] + [g for name, g in groups.items() if name not in known]
 
-    while True:
-        chosen.clear()
-        if not paths and not _assigned(sites, refused):
-            return {}, None
-        report = search(model, k, inputs, choose, paths)
-        names = {group.name for each in chosen.values() for group in each.groups}
-        if not (now := {name for name in names if not report[name].admitted}):
-            return chosen, report if report.groups else None
+        report = search(model, k, inputs, choose, {})
+        now = {name for name in groups if not report[name].admitted}
+        if not now:
+            return chosen, report
         refused |= now
+    return {}, None
 
 
-def _assigned(sites: Mapping[str, Site], refused: set[str]) -> dict[str, Candidate]:
-    """Give each dropout the first of its candidates whose units are free; those with few candidates come first."""
-    taken: set[tuple[str, int]] = set()
-    chosen: dict[str, Candidate] = {}
-    for path, site in sorted(sites.items(), key=lambda item: len(item[1].candidates)):
-        for each in site.candidates:
-            if not each.places & taken and refused.isdisjoint(group.name for group in each.groups):
-                taken |= each.places
-                chosen[path] = each
+def _assigned(sites: Mapping[str, Site], refused: set[str]) -> dict[str, list[Option]]:
+    """Give each dropout the first of its choices whose units are free, or stand for another one in the same row."""
+    taken: dict[tuple[str, int], tuple[str, int]] = {}
+    chosen: dict[str, list[Option]] = {}
+    for path, site in sorted(sites.items(), key=lambda item: len(item[1].choices)):
+        for options in site.choices:
+            places = {place: (each.group.name, each.group.units) for each in options for place in each.places}
+            free = all(taken.get(place, units) == units for place, units in places.items())
+            if free and refused.isdisjoint(each.group.name for each in options):
+                taken |= places
+                chosen[path] = options
                 break
     return chosen
 
 
-def _outcome(site: Site, candidate: Candidate | None) -> Swap:
-    if candidate is not None:
-        return Swap(site.what, candidate.masks, candidate.reason)
-    return Swap(site.what, {}, site.reason or TAKEN)
+def _outcome(site: Site, options: list[Option] | None, obstacle: str) -> Swap:
+    if options is None:
+        return Swap(site.what, {}, site.reason or obstacle or TAKEN)
+    masks: dict[str, str] = {}
+    for each in options:
+        names = [slot.name for slot in each.group.slots] if each.group.keeps_shape else [f"{each.group.name}."]
+        masks |= {name.rpartition(".")[0] or name: each.word for name in names}
+    return Swap(site.what, masks, options[0].reason)
 
 
-def _branches(thin: ThinReport | None, paths: Iterable[str]) -> Iterator[tuple[str, Swap]]:
-    """Yield what became of the modules that drop their branch at random."""
-    for path in paths:
-        entry = next((e for name, e in (thin or {}).items() if path in [name, *(b.name for b in e.blocks)]), None)
-        off = entry is not None and entry.admitted
-        told = f"{entry.units - entry.kept} of {entry.units} branches are off in a cycle" if off and entry else ""
-        yield path, Swap("DropPath", {path: BLOCKS} if off else {}, told or (entry.reason if entry else "not tried"))
+def _drop_paths(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
+    """Return what becomes of modules that drop a residual branch at random: how `thin` has blocks off instead."""
+    found = {
+        path: vars(m).get("drop_prob", vars(m).get("p"))
+        for path, m in twin.named_modules()
+        if DROP_PATH.search(type(m).__name__)
+    }
+    found = {path: p for path, p in found.items() if isinstance(p, float) and p}
+    blocks = residual_blocks(twin, inputs) if found else []
+    swaps = {}
+    for path, p in found.items():
+        name = next((block for block in blocks if within(block, path)), "the block around it")
+        call = f'mrreg.thin(model, p={{"blocks": {{"{name}": {p:g}}}}}, ...)'
+        swaps[path] = Swap(f"DropPath(p={p:g})", {}, f"it drops a whole branch; {call} has the block off for a cycle")
+    return swaps
 
 
-class FunctionalDropouts(TorchFunctionMode):
-    """Notes dropout that is no module, which cannot be replaced."""
+def _in_functions(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
+    """Return the dropout in functions that a training forward calls."""
+    set_mode(twin, find_paths(twin, inputs)[0])
+    for module in twin.modules():
+        if isinstance(module, DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+            module.eval()
+    watch = _Functions()
+    with torch.no_grad(), state_kept(twin), DoublePrecision(), watch, watch.tracker:  # type: ignore[no-untyped-call]
+        twin(*inputs.args, **inputs.kwargs)
+    return watch.found
+
+
+class _Functions(TorchFunctionMode):
+    """Notes dropout in functions, and drops nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, Swap] = {}
+        self.tracker = ModuleTracker()  # of the modules whose forwards are open
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Tensor:
-        name, given = getattr(func, "__name__", ""), kwargs or {}
-        p = given.get("dropout_p", 0.0) if "attention" in name else given.get("p", args[1] if len(args) > 1 else 0.5)
-        if ("dropout" in name or "attention" in name) and p:
-            why = ATTENTION if "attention" in name else "only modules can be replaced; use mrreg.thin"
-            self.found.setdefault(f"{name}()", Swap(f"{name}() with p={p:g}", {}, why))
-        return func(*args, **given)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        attends = name == "scaled_dot_product_attention"
+        if "dropout" not in name and not attends:
+            return func(*args, **kwargs)
+        names = (
+            ("query", "key", "value", "attn_mask", "dropout_p", "is_causal") if attends else ("input", "p", "training")
+        )
+        given = dict(zip(names, args, strict=False)) | kwargs
+        p = (
+            given.get("dropout_p", 0.0)
+            if attends
+            else given.get("p", 0.5) * given.get("training", given.get("train", True))
+        )
+        if p:
+            why = ATTENTION if attends else "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
+            path = max(self.tracker.parents, key=len).partition(".")[2]
+            self.found.setdefault(f"{path}: {name}()".removeprefix(": "), Swap(f"{name}() with p={p:g}", {}, why))
+        return func(**{**given, "dropout_p": 0.0}) if attends else given["input"]
+
+
+def _run_plainly(model: nn.Module, example_inputs: Any) -> None:
+    """Raise if a copy of the model cannot run on the inputs either."""
+    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, {})
+    args = args if isinstance(args, tuple | list) else (args,)
+    with random_state_kept(model), torch.no_grad():
+        deep_copy(model).eval()(*deep_copy(args), **deep_copy(kwargs))

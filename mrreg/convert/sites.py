@@ -2,216 +2,293 @@
 
 A dropout is a place in the recorded forward of a double copy. Gradients show which products read what it gives, and
 which make what it takes. Whatever is found so is tried: the copy computes the same with these entries at zero as with
-the units dropped, or the candidate is none.
+the units dropped, or it is not used.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from itertools import chain, count, islice, product
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.groups import Slot, UnitGroup
-from mrreg.masks.install import MultirateMask
-from mrreg.module_utils import has_stock_forward, within
+from mrreg.masks.groups import Kind, Slot, UnitGroup
+from mrreg.masks.layers import find_targets
+from mrreg.thinning.build import unfit
 from mrreg.thinning.counts import kept
 from mrreg.thinning.grouping import Finder
 from mrreg.thinning.influence import Influence
-from mrreg.thinning.paths import Path, find_paths, run
+from mrreg.thinning.paths import find_paths
 from mrreg.thinning.recorder import Channels, Recording, record
-from mrreg.thinning.trial import TOLERANCE
-from mrreg.thinning.twin import Inputs, double_copy, named_tensors, probing, randomize, read_inputs
+from mrreg.thinning.trial import Trial
+from mrreg.thinning.twin import randomize, read_inputs
 
-DROPOUTS = nn.modules.dropout._DropoutNd
-WHOLE_FEATURES = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  # they drop a channel with all its places
-NO_ZEROS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+COMBINATIONS = 8  # of groups for the calls of one dropout, at most
 ATTENTION = "it acts on attention probabilities, which have no weight"
+NOBODY = "no layer reads or makes its units alone"
 
 
-@dataclass
-class Candidate:
-    """Groups that can stand for a dropout.
+class Drops(NamedTuple):
+    """What a dropout drops with each unit: flat positions in a tensor of a shape that broadcasts over its output."""
 
-    Args:
-        groups: The groups, with the numbers of units that stay.
-        masks: Kind of the units, by the layer that the report names.
-        reason: Why they can.
-    """
+    positions: Tensor
+    shape: list[int]
 
-    groups: list[UnitGroup]
-    masks: dict[str, str]
+
+@dataclass(eq=False)
+class Option:
+    """A group of units that can stand for what the dropout at a path drops, in some `of` its calls, by number."""
+
+    path: str
+    of: int
+    group: UnitGroup
+    word: str
     reason: str
+    drops: dict[int, Drops] = field(default_factory=dict)
 
     @property
-    def places(self) -> set[tuple[str, int]]:
+    def places(self) -> frozenset[tuple[str, int]]:
         """The parameters, and their dimensions, that hold the units."""
-        return {(slot.name, slot.dim) for group in self.groups for slot in group.slots}
+        return frozenset((slot.name, slot.dim) for slot in self.group.slots)
 
 
 @dataclass
 class Site:
-    """A dropout.
+    """A dropout: its name, the obstacle to anything in its place, and what can stand there, the best first.
 
     Args:
-        what: Its name in the report.
-        p: Probability of being dropped.
-        reason: Obstacle to any candidate.
-        candidates: What can stand for it, the best first.
-        calls: The tensors that its calls take, and leaves that are added to what they give.
+        calls: What its calls take, and leaves that are added to what they give.
     """
 
     what: str
     p: float
     reason: str = ""
-    candidates: list[Candidate] = field(default_factory=list)
+    choices: list[list[Option]] = field(default_factory=list)
     calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
 
-def find_sites(model: nn.Module, example_inputs: Any) -> dict[str, Site]:
-    """Return every dropout that is a module, or an argument of one, by its path."""
-    sites = dict(_sites(model))
-    masked = [path for path, module in model.named_modules() if isinstance(module, MultirateMask)]
-    twin = double_copy(model)
-    with probing(twin):
-        randomize(twin)
-        with _watched(twin, {path: site for path, site in sites.items() if not site.reason}):
-            recording = record(twin, read_inputs(example_inputs))
-        finder = Finder(recording)
-        groups = [found for found in map(finder.read, finder.families()) if isinstance(found, UnitGroup)]
-        choices = {path: list(_candidates(site, recording, finder, groups)) for path, site in sites.items()}
-        trial = _Trial(twin, read_inputs(example_inputs))
-        for path, site in sites.items():
-            whole = isinstance(twin.get_submodule(path), WHOLE_FEATURES) if site.calls else False
-            for each in choices[path]:
-                free = not any(within(mask, name) for mask in masked for name, _ in each.places)
-                if free and _fits(each, whole) and trial.same(path, each):
-                    site.candidates.append(each)
-            if not site.candidates:
-                site.reason = site.reason or "no layer that makes or reads its units can lose them in its place"
-    return sites
-
-
-def _sites(model: nn.Module) -> Iterator[tuple[str, Site]]:
-    for path, module in model.named_modules():
-        if isinstance(module, DROPOUTS):
-            reason = "" if has_stock_forward(module) else "its class computes something else than torch's dropout"
-            reason = "it sets units to a value other than zero" if isinstance(module, NO_ZEROS) else reason
-            reason = reason if module.p else "p is 0"
-            yield path, Site(f"{type(module).__name__}(p={module.p})", module.p, reason)
-        elif isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout:
-            attends = isinstance(module, nn.MultiheadAttention)
-            why = ATTENTION if attends else "it is inside the layer: mask its weights with mrreg.mask"
-            what = f"{type(module).__name__}(dropout={module.dropout})"
-            yield (f"{path}.dropout" if path else "dropout"), Site(what, module.dropout, why)
+def find_choices(model: nn.Module, twin: nn.Module, example_inputs: Any, sites: dict[str, Site]) -> None:
+    """Find what can stand for dropouts, or the reason why nothing can, in a double copy of a model."""
+    randomize(twin)
+    with _watched(twin, sites):
+        recording = record(twin, read_inputs(example_inputs))
+    search, inputs = _Search(model, recording), read_inputs(example_inputs)
+    found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
+    for path, site in sites.items():
+        site.reason = site.reason or ("" if found[path] else search.obstacle(site))
+    trial = Trial(twin, inputs, [], find_paths(twin, inputs))
+    fitting = _fitting(trial, [each for options in found.values() for each in options])
+    for path, site in sites.items():
+        by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]
+        if site.calls and all(by_call):
+            site.choices = [list(dict.fromkeys(each)) for each in islice(product(*by_call), COMBINATIONS)]
+        elif tried := ", ".join(f"{each.group.name} ({each.word})" for each in found[path]):
+            site.reason = f"zeros in {tried} would do something else"
 
 
 @contextmanager
 def _watched(twin: nn.Module, sites: dict[str, Site]) -> Iterator[None]:
     """Note the calls of dropouts in a forward."""
-    handles = []
-    for path, site in sites.items():
 
-        def note(_: nn.Module, args: tuple[Tensor, ...], output: Tensor, site: Site = site) -> Tensor:
-            made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
-            site.calls.append((args[0], made))
-            return output + made
+    def note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        taken: Tensor = (*args, *kwargs.values())[0]
+        site.reason = ATTENTION if "Softmax" in type(taken.grad_fn).__name__ else site.reason
+        made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
+        site.calls.append((taken.clone(), made))  # code may write to it later
+        return output + made
 
-        handles.append(twin.get_submodule(path).register_forward_hook(note))
-    try:
+    with ExitStack() as stack:
+        for path, site in sites.items():
+            hook = twin.get_submodule(path).register_forward_hook(partial(note, site), with_kwargs=True)
+            stack.callback(hook.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _candidates(site: Site, recording: Recording, finder: Finder, groups: Sequence[UnitGroup]) -> Iterator[Candidate]:
-    """Yield what could be absent in the place of what a dropout drops: a group, columns, or rows."""
-    read: dict[tuple[str, int], Slot] = {}
-    for op in recording.ops:
-        for _, made in site.calls:
-            if op.columns and finder.influence(op).gradients(None, [made])[0] is not None:
-                dim = op.taken_dim if op.taken.dim() == made.dim() else (1 if made.dim() > 3 else -1)
-                read |= _slot(op.columns, made.shape[dim])
-    if read:
-        around = [group for group in groups if not group.keeps_shape]
-        inner = [g for g in around if {(s.name, s.dim) for s in g.slots if s.role == "consumer"} == read.keys()]
-        for group in inner:
-            between = replace(group, kept=kept(group, site.p))
-            yield Candidate([between], {group.name: str(group.kind)}, "it lies between layers that share these units")
-        yield _single("inputs", "input", list(read.values()), site.p, "its output goes there")
-    for taken, _ in site.calls if len(site.calls) == 1 else ():
-        for _, op in Influence(recording, taken, -1).used:
-            made_rows = _slot(op.rows, taken.shape[op.made_dim])
-            for other in op.also if made_rows else ():
-                made_rows |= _slot(other, op.rows.size)
-            if made_rows:
-                yield _single("outputs", "output", list(made_rows.values()), site.p, "its input comes from there")
+class _Search:
+    """Reads in a recording which entries of parameters belong to the units that dropouts drop."""
+
+    def __init__(self, model: nn.Module, recording: Recording) -> None:
+        self.model, self.recording, self.finder = model, recording, Finder(recording)
+        self.parameters = dict(model.named_parameters())
+        read = map(self.finder.read, self.finder.families())
+        self.groups = [group for group in read if isinstance(group, UnitGroup)]
+
+    def options(self, path: str, dropout: nn.Module, site: Site) -> list[Option]:
+        """Return what could stand for a dropout, the best first; the trial has not seen it."""
+        found: dict[object, Option] = {}
+        for number, (taken, made) in enumerate(site.calls):
+            varies = _varying_dims(dropout, made.dim())
+            for group, word, reason, drops in (*self._behind(made, varies), *self._before(taken, varies)):
+                group = replace(group, kept=kept(group, site.p))
+                if refusal := unfit(self.model, group):
+                    site.reason = refusal.reason
+                elif not any(self.parameters[s.name].requires_grad for s in group.slots if s.name in self.parameters):
+                    site.reason = f"{group.slots[0].name!r} is frozen"
+                elif group.kept == group.units:
+                    site.reason = f"p = {site.p:g} of {group.units} units is none"
+                else:
+                    option = Option(path, len(site.calls), group, word, reason)
+                    found.setdefault((word, option.places), option).drops[number] = drops
+        return list(found.values())
+
+    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[UnitGroup, str, str, Drops]]:
+        """Yield the group of units that the products behind a dropout read, and their columns alone."""
+        slots: dict[tuple[str, int], Slot] = {}
+        drops: list[Drops] = []
+        for op in self.recording.ops:
+            if op.columns is None or (influence := self.finder.influence(op)).gradients(None, [made])[0] is None:
+                continue
+            ends = [influence.gradients(_only(i, op.columns.size), [made])[0] for i in (0, op.columns.size - 1)]
+            found = _units(ends, varies, op.columns.size)
+            if found is None or op.columns.dim < 0:
+                return
+            drops.append(found)
+            slots[op.columns.name, op.columns.dim] = self._slot(op.columns, found.positions)
+        if not drops or any(each.shape != drops[0].shape for each in drops):
+            return
+        for group in self.groups:
+            read = {(slot.name, slot.dim): slot for slot in group.slots if slot.role == "consumer"}
+            if group.slots[0].role == "producer" and read.keys() == slots.keys():
+                place, slot = next(iter(read.items()))
+                if set(map(frozenset, slot.indices.tolist())) == set(map(frozenset, slots[place].indices.tolist())):
+                    around = Drops(slot.indices - slots[place].indices.min(), drops[0].shape)
+                    yield group, str(group.kind), "it lies between layers that share these units", around
+        yield _single("inputs", list(slots.values())), "input", "its output goes there", drops[0]
+
+    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[UnitGroup, str, str, Drops]]:
+        """Yield the rows of the products that make the units that a dropout takes: of each of them, and of all."""
+        for d in varies:
+            influence, size = Influence(self.recording, taken, d), taken.shape[d]
+            positions, makers = torch.arange(size).view(-1, 1), list[list[Slot]]()
+            for offset, (_, op) in zip(influence.offsets, influence.used, strict=False):
+                if op.rows.size == size > 1 and op.rows.dim >= 0:
+                    ends = [influence.reached(_only(i, size))[offset : offset + size] for i in (0, size - 1)]
+                    if [end.nonzero().flatten().tolist() for end in ends] == [[0], [size - 1]]:
+                        makers.append([self._slot(each, positions) for each in (op.rows, *op.also)])
+            if makers:
+                members = []
+                for place, units in self.finder._reached_units(influence, positions.flatten(), size).items():
+                    counts = torch.bincount(units.clamp_min(0), minlength=size)
+                    if place[0] in self.parameters and units.min() >= 0 and counts.min() == counts.max():
+                        members.append(Slot(*place, units.argsort(stable=True).view(size, -1), "consumer"))
+                drops = Drops(positions, [size if each == d else 1 for each in range(taken.dim())])
+                for slots in makers if len(makers) == 1 else [*makers, list(chain(*makers))]:
+                    yield _single("outputs", slots + members), "output", "its input comes from there", drops
+                return
+
+    def _slot(self, channels: Channels, positions: Tensor) -> Slot:
+        size = self.recording.others[channels.name].shape[channels.dim]
+        whole = 0 if channels.size == size else size
+        return Slot(channels.name, channels.dim, positions + channels.start, "consumer", whole)
+
+    def obstacle(self, site: Site) -> str:
+        """Say why nothing stands for a dropout, and how a layer beside it is masked by hand, if it can be."""
+        if not site.calls:
+            return "the forward on example_inputs does not call it"
+        ends = [op.taken for op in self.recording.ops] + self.recording.outputs
+        for taken, made in site.calls:
+            after = [end for end in ends if Influence(self.recording, end, -1).gradients(None, [made])[0] is not None]
+            makers = self._layers([taken])
+            for layer in dict.fromkeys([*makers, *self._layers(after)]):
+                module, word, more = self.model.get_submodule(layer), "output" if layer in makers else "input", ""
+                if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+                    more = f', parameters=["weight_ih{"_l0*" if isinstance(module, nn.RNNBase) else ""}"]'
+                told = f"{layer!r} beside it is no product that can be followed"
+                if more and layer in makers:
+                    return told
+                with suppress(ValueError):
+                    find_targets(module, None, word)  # type: ignore[arg-type]
+                    return f'{told}; by hand: mrreg.mask(model, {{"{layer}": {site.p:g}}}, structure="{word}"{more})'
+        return NOBODY
+
+    def _layers(self, ends: Sequence[Tensor]) -> list[str]:
+        """Return the layers with matrices that make some tensors, behind the products that are followed."""
+        grads = [
+            Influence(self.recording, end, -1).gradients(None, list(self.recording.others.values())) for end in ends
+        ]
+        named = zip(self.recording.others.items(), *grads, strict=True)
+        return [n.rpartition(".")[0] for (n, t), *found in named if t.dim() > 1 and any(g is not None for g in found)]
 
 
-def _slot(channels: Channels, units: int) -> dict[tuple[str, int], Slot]:
-    """Guess where units lie in a dimension: one after another, each with its places (a flattened convolution)."""
-    if channels.size % units:
-        return {}
-    where = torch.arange(channels.start, channels.start + channels.size, device="cpu").view(units, -1)
-    return {(channels.name, channels.dim): Slot(channels.name, channels.dim, where, "consumer")}
+def _only(position: int, size: int) -> Tensor:
+    return torch.arange(size) == position
 
 
-def _single(kind: Any, word: str, slots: list[Slot], p: float, reason: str) -> Candidate:
-    layers = list(dict.fromkeys(slot.name.rpartition(".")[0] for slot in slots))
-    units = slots[0].indices.shape[0]
-    group = UnitGroup(f"{kind} of {', '.join(layers)}", kind, units, max(units - round(p * units), 1), tuple(slots))
-    return Candidate([group], dict.fromkeys(layers, word), reason)
+def _units(ends: Sequence[Tensor | None], varies: Sequence[int], size: int) -> Drops | None:
+    """Return the columns of each unit that a dropout drops, from what gives a product its first and last columns.
+
+    Columns lie along the dimensions of which both are at one place each, and not at the same.
+    """
+    one, two = ([] if end is None else [set(at) for at in end.cpu().nonzero().T.tolist()] for end in ends)
+    dims = [d for d, (a, b) in enumerate(zip(one, two, strict=False)) if len(a) == len(b) == 1 and a != b]
+    sizes = [end.shape[d] for end in ends[:1] if end is not None for d in dims]
+    units = [i for i, d in enumerate(dims) if d in varies]
+    if prod(sizes) != size or not units or ends[0] is None:
+        return None
+    columns = torch.arange(size).view(sizes).movedim(units, list(range(len(units))))
+    shape = [each if d in dims else 1 for d, each in enumerate(ends[0].shape)]
+    return Drops(columns.reshape(prod(sizes[i] for i in units), -1), shape)
 
 
-def _fits(candidate: Candidate, whole: bool) -> bool:
-    """Tell if the slots of a group agree, and dropout of single features is not taken for that of channels."""
-    for group in candidate.groups:
-        between = not group.keeps_shape
-        single = all(slot.indices.shape[1] == 1 for slot in group.slots if slot.role == "consumer")
-        if (between and not (whole or single)) or any(len(s.indices) != group.units for s in group.slots):
-            return False
-        if group.kept == group.units:
-            return False
+def _varying_dims(dropout: nn.Module, dims: int) -> list[int]:
+    """Return the dimensions of a tensor along which a dropout drops some positions and keeps others."""
+    probe: Any = copy.copy(dropout)
+    probe.p, probe.training, probe.inplace = 0.5, True, False
+    there = probe(torch.ones([8] * dims)) != 0
+    return [d for d in range(dims) if (there != there.narrow(d, 0, 1)).any()]
+
+
+def _single(kind: Kind, slots: list[Slot]) -> UnitGroup:
+    layers = ", ".join(dict.fromkeys(slot.name.rpartition(".")[0] for slot in slots))
+    units = len(slots[0].indices)
+    return UnitGroup(f"{kind} of {layers}", kind, units, units, tuple(slots))
+
+
+def _fitting(trial: Trial, options: Sequence[Option]) -> list[Option]:
+    """Return the options with which the copy computes the same either way: all at once, or by halves."""
+    if not options or _same(trial, options):
+        return list(options)
+    middle = len(options) // 2
+    return [*_fitting(trial, options[:middle]), *_fitting(trial, options[middle:])] if middle else []
+
+
+@torch.no_grad()
+def _same(trial: Trial, options: Sequence[Option]) -> bool:
+    """Compare dropping units with zeros where they are made or read: a half of the units, then the other half."""
+    for opposite in (False, True):
+        absent = [_half(each.group.units, seed) != opposite for seed, each in enumerate(options)]
+        with ExitStack() as stack, suppress(RuntimeError):  # the units lie elsewhere on another path
+            for option, gone in zip(options, absent, strict=True):
+                hook = partial(_drop, option, gone, count())
+                stack.callback(trial.twin.get_submodule(option.path).register_forward_hook(hook).remove)
+            trial.expect()
+            stack.close()
+            for option, gone in zip(options, absent, strict=True):
+                for slot in (slot for slot in option.group.slots if slot.role == "consumer"):
+                    trial.tensors[slot.name].index_fill_(slot.dim, slot.indices[gone].flatten(), 0.0)
+            difference = trial.fault()
+            randomize(trial.twin)
+            if not difference:
+                continue
+        return False
     return True
 
 
-class _Trial:
-    """Compares a forward in which a dropout drops units with one in which what reads or makes them is zero."""
+def _half(units: int, seed: int) -> Tensor:
+    return torch.randperm(units, generator=torch.Generator("cpu").manual_seed(seed)) < units // 2
 
-    def __init__(self, twin: nn.Module, inputs: Inputs) -> None:
-        self.twin, self.inputs, self.tensors = twin, inputs, named_tensors(twin)
-        self.paths: Sequence[Path] = find_paths(twin, inputs)
 
-    def same(self, path: str, candidate: Candidate) -> bool:
-        """Tell if the copy computes the same either way."""
-        group = candidate.groups[0]
-        absent = torch.rand(group.units, generator=torch.Generator("cpu").manual_seed(0), device="cpu") < 0.5
-        slots = [slot for slot in group.slots if slot.role == "consumer"]
-
-        def drop(_: nn.Module, __: object, output: Tensor) -> Tensor:
-            dims = [dim for dim in range(1, output.dim()) if output.shape[dim] == group.units]
-            shape = [1] * output.dim()
-            shape[dims[0] if output.dim() > 3 else dims[-1]] = -1
-            return output * (~absent).view(shape)
-
-        handle = self.twin.get_submodule(path).register_forward_hook(drop)
-        try:
-            dropped = [run(self.twin, self.inputs, each).outputs for each in self.paths]
-        except IndexError:  # the units lie along no dimension of what it gives
-            return False
-        finally:
-            handle.remove()
-        before = {slot.name: self.tensors[slot.name].detach().clone() for slot in slots}
-        with torch.no_grad():
-            for slot in slots:
-                self.tensors[slot.name].index_fill_(slot.dim, slot.indices[absent].flatten(), 0.0)
-        try:
-            zeroed = [run(self.twin, self.inputs, each).outputs for each in self.paths]
-        finally:
-            with torch.no_grad():
-                for name, value in before.items():
-                    self.tensors[name].copy_(value)
-        pairs = [pair for one, two in zip(dropped, zeroed, strict=True) for pair in zip(one, two, strict=True)]
-        return all(float((one - two).abs().max()) <= TOLERANCE * max(1.0, float(one.abs().max())) for one, two in pairs)
+def _drop(option: Option, absent: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
+    """Drop units of what a dropout gives in those of its calls that an option is for."""
+    number = next(calls) % option.of
+    if number not in option.drops:
+        return output
+    positions, shape = option.drops[number]
+    present = torch.ones(prod(shape), dtype=output.dtype)
+    present[positions[absent].flatten()] = 0
+    return output * present.view(shape).to(output.device)

@@ -32,23 +32,14 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class BlockCall:
-    """A module that is not called while its block is off, and what stands for its output."""
+class Block:
+    """A module that is not called while it is off: a residual branch, or a block with its own skip."""
 
-    module: str  # its path
-    gives: Literal["zeros", "input"]  # zeros like its first input, or that
+    name: str  # its path
+    gives: Literal["zeros", "input"]  # what stands for its output: zeros like its first input, or that
     outputs: int  # length of the tuple that it returns, whose later elements are None then; 0 if it returns a tensor
     scaled: bool  # what it adds to the stream is multiplied where blocks are rescaled
-    drops: bool = False  # it drops paths itself: in training it passes its input on instead
-
-
-@dataclass(frozen=True)
-class Block:
-    """A residual branch, or a block with its own skip, that can be off."""
-
-    name: str  # path of the module that ends it
-    calls: tuple[BlockCall, ...]  # that module, then those that work for it alone
-    parameters: tuple[str, ...]  # names of those that nothing else uses
+    parameters: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from mrreg.masks.blocks import switched
 from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, within
-from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks
+from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks, named_by
 from mrreg.thinning.counts import Shares, with_counts
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
 from mrreg.thinning.paths import Path, set_mode
 from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
-from mrreg.thinning.trial import Admission, Trial, admit, draws, thinned
+from mrreg.thinning.trial import Admission, admit, draws, thinned
 from mrreg.thinning.twin import WHERE, Inputs, double_copy, named_tensors, probing, read_inputs
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -59,14 +59,14 @@ def thin(
         p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
             eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels". A mapping
             gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
-            which go before kinds; what it does not name is not dropped. "blocks" takes a number, for the residual
-            branches that DropPath modules end, or a mapping from patterns of module paths to numbers: those modules
-            are not called while they are off, and round(sum of p) of them are.
+            which go before kinds; what it does not name is not dropped. "blocks" takes a number, for all modules with a
+            skip connection of their own, or a mapping from patterns of module paths to numbers: those modules are not
+            called while they are off, and round(sum of p) of them are.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of arguments, or a mapping of keyword
             arguments. A batch of one or two short examples is enough. Needed unless there is a `plan`.
         include: Kinds and glob patterns: only these groups lose units. A pattern takes a group if it matches the path
-            of a module that makes its units. "blocks" alone means DropPath's branches with their own probabilities.
+            of a module that makes its units.
         exclude: Kinds and glob patterns of groups that lose none.
         rescale: Multiply what is read of the kept units by n/m on masked steps, as `nn.Dropout` does.
         boost: Factor of the absent units' update on the k-th step, at least 0. None: k where updates are multiples of
@@ -101,7 +101,7 @@ def thin(
     check_model(model, searched=plan is None)
     k = check_int(WHERE, "k", k)
     if plan is None:
-        report = search(model, k, example_inputs, *_choice(model, p, include, exclude))
+        report = search(model, k, example_inputs, *_choice(model, p, include, exclude, example_inputs))
     else:
         report = fitting(model, plan, k)
     if not report.groups:
@@ -128,14 +128,14 @@ def check_model(model: nn.Module, searched: bool = True) -> None:
 
 
 def _choice(
-    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str] | None
+    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str] | None, example_inputs: Any
 ) -> tuple[Choose, dict[str, float]]:
     """Return what chooses among groups as the arguments say, and p of the modules that could be blocks."""
     include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
     exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
-    named = chosen_blocks(model, p, include)  # also those that are excluded, whose names are no mistake
+    named = chosen_blocks(model, p, include, example_inputs)  # also those that are excluded, whose names are no mistake
     choose = partial(with_counts, p=p, include=include, exclude=exclude, blocks=named)
-    return choose, chosen_blocks(model, p, include, exclude or ())
+    return choose, {path: each for path, each in named.items() if not named_by(path, exclude or ())}
 
 
 def search(
@@ -152,7 +152,7 @@ def search(
         k: Steps per cycle.
         example_inputs: As in `thin`.
         choose: Returns the groups with the numbers of units that they keep.
-        chosen: p of each module that ends a branch or is a block, by path.
+        chosen: p of each module that is to be a block, by path.
     """
     read_inputs(example_inputs)  # complains before the copy is made
     twin = double_copy(model)
@@ -178,8 +178,8 @@ def search(
 def _found(model: nn.Module, twin: nn.Module, example_inputs: Any) -> tuple[list[UnitGroup], list[Refusal]]:
     """Find the groups that a mask can take, and refuse the others."""
     groups, refusals = find(twin, read_inputs(example_inputs))
-    unfit = {group.name: refusal for group in groups if (refusal := _unfit(model, group))}
-    return [group for group in groups if group.name not in unfit], [*refusals, *unfit.values()]
+    refused = {group.name: refusal for group in groups if (refusal := unfit(model, group))}
+    return [group for group in groups if group.name not in refused], [*refusals, *refused.values()]
 
 
 def _counted(
@@ -198,7 +198,7 @@ def _counted(
     units = list(admission.groups)
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
         for group in blocks:
-            admit_blocks(Trial(twin, inputs, [], admission.paths), admission, group)
+            admit_blocks(twin, inputs, admission, group)
         set_mode(twin, admission.paths[0])
         masked, small = step_flops(twin, inputs)
         for group in admission.groups[len(units) :]:
@@ -214,7 +214,7 @@ def _warn_of_other_paths(paths: Sequence[Path]) -> None:
         warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning)
 
 
-def _unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:
+def unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:
     """Refuse a group that has entries in a layer with a mask of its own, or with sparse gradients."""
     reasons = {p: "has a MultirateMask of its own" for p, m in model.named_modules() if isinstance(m, MultirateMask)}
     embeddings = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mrreg.errors import SHOWN, check_type, invalid_argument, quoted
-from mrreg.masks.groups import AttributeOverride, Block, BlockCall, Slot, UnitGroup
+from mrreg.masks.groups import AttributeOverride, Block, Slot, UnitGroup
 from mrreg.thinning.twin import WHERE
 
 LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
@@ -128,7 +128,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         Args:
             path: File to read.
         """
-        with torch.serialization.safe_globals([ThinEntry, Slot, Block, BlockCall, AttributeOverride]):
+        with torch.serialization.safe_globals([ThinEntry, Slot, Block, AttributeOverride]):
             return cls(*torch.load(path, weights_only=True))
 
     def _state(self) -> tuple[Any, ...]:

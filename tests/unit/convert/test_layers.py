@@ -90,3 +90,20 @@ def test_output_units_have_their_bias(kind: Any) -> None:
 def test_layers_that_compute_something_else_have_none(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"weight must be a parameter with one input dimension"):
         mrreg.mask(nn.Sequential(kind(6, 4)), {"0": 0.5}, structure="input", parameters=["weight"])
+
+
+@pytest.mark.parametrize("kind", [Own, Transposed, Scaled])
+def test_swap_dropout_tries_layers_whatever_their_class(kind: Any) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.drop = kind(6, 6), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.drop(self.layer(x))  # type: ignore[no-any-return]
+
+    model, report = mrreg.swap_dropout(Residual(), example_inputs=X)
+    assert report["drop"].masks == {"layer": "output"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    assert int((model(X) == X).all(0).sum()) == 3
