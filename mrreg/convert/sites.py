@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.masks.groups import Kind, Slot, UnitGroup
-from mrreg.masks.layers import find_targets
+from mrreg.masks.layers import Structure, find_targets
 from mrreg.thinning.build import unfit
 from mrreg.thinning.counts import kept
 from mrreg.thinning.grouping import Finder
@@ -195,15 +195,11 @@ class _Search:
             after = [end for end in ends if Influence(self.recording, end, -1).gradients(None, [made])[0] is not None]
             makers = self._layers([taken])
             for layer in dict.fromkeys([*makers, *self._layers(after)]):
-                module, word, more = self.model.get_submodule(layer), "output" if layer in makers else "input", ""
-                if isinstance(module, nn.RNNBase | nn.RNNCellBase):
-                    more = f', parameters=["weight_ih{"_l0*" if isinstance(module, nn.RNNBase) else ""}"]'
-                told = f"{layer!r} beside it is no product that can be followed"
-                if more and layer in makers:
-                    return told
+                word: Structure = "output" if layer in makers else "input"
                 with suppress(ValueError):
-                    find_targets(module, None, word)  # type: ignore[arg-type]
-                    return f'{told}; by hand: mrreg.mask(model, {{"{layer}": {site.p:g}}}, structure="{word}"{more})'
+                    find_targets(self.model.get_submodule(layer), None, word)
+                    call = f'mrreg.mask(model, {{"{layer}": {site.p:g}}}, structure="{word}")'
+                    return f"{layer!r} beside it is no product that can be followed; by hand: {call}"
         return NOBODY
 
     def _layers(self, ends: Sequence[Tensor]) -> list[str]:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from mrreg.errors import check, check_share, unknown_name
 from mrreg.masks.blocks import first_input, switched, value_when_off
 from mrreg.masks.groups import Block, UnitGroup
-from mrreg.masks.module import MultirateMask
+from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import within
 from mrreg.thinning.counts import Shares
 from mrreg.thinning.paths import Path, find_paths

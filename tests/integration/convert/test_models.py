@@ -163,8 +163,8 @@ def doubled(build: Build) -> tuple[nn.Module, Any]:
     for module in model.modules():
         if isinstance(module, nn.MultiheadAttention | nn.LSTM):
             module.dropout = 0.0
-    as_double = lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x  # noqa: E731
-    return model.double(), tuple(map(as_double, inputs)) if isinstance(inputs, tuple) else as_double(inputs)
+    given = [x.double() if x.is_floating_point() else x for x in (inputs if isinstance(inputs, tuple) else (inputs,))]
+    return model.double(), tuple(given)
 
 
 def dropping(model: nn.Module, report: Any, inputs: Any, factors: bool) -> Tensor:

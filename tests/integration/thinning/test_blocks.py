@@ -34,7 +34,8 @@ class Branch(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(8) if pre_norm else nn.Identity()
         self.scale = nn.Parameter(torch.full((8,), 0.5))
-        self.up, self.down = (nn.Linear(5, 5), nn.Identity()) if mix else (nn.Linear(8, 12), nn.Linear(12, 8))
+        self.up = nn.Linear(5, 5) if mix else nn.Linear(8, 12)
+        self.down = nn.Identity() if mix else nn.Linear(12, 8)
         self.mix = mix
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,8 +216,15 @@ def case(name: str) -> tuple[nn.Module, Any]:
 def vision_transformer() -> nn.Module:
     import timm
 
-    sizes = {"img_size": 64, "patch_size": 16, "embed_dim": 32, "depth": 3, "num_heads": 4, "num_classes": 5}
-    return timm.create_model("vit_tiny_patch16_224", pretrained=False, **sizes)  # type: ignore[no-any-return]
+    sizes: dict[str, Any] = {
+        "img_size": 64,
+        "patch_size": 16,
+        "embed_dim": 32,
+        "depth": 3,
+        "num_heads": 4,
+        "num_classes": 5,
+    }
+    return timm.create_model("vit_tiny_patch16_224", pretrained=False, **sizes)
 
 
 def swin() -> nn.Module:
