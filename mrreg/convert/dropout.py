@@ -179,7 +179,7 @@ def _sites(model: nn.Module) -> Iterator[tuple[str, Site]]:
             yield path, Site(f"{type(module).__name__}(p={module.p})", module.p, reason if module.p else "p is 0")
         elif isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout:
             call = f'{{"{path}": {module.dropout:g}}}, structure="input", parameters=["weight_ih_l[!0]*"]'
-            inside = f"it is inside the layer; by hand: mrreg.mask(model, {call})"
+            inside = f"it is inside the layer; before this, by hand: mrreg.mask(model, {call})"
             why = ATTENTION if isinstance(module, nn.MultiheadAttention) else inside
             yield join(path, "dropout"), Site(f"{type(module).__name__}(dropout={module.dropout})", module.dropout, why)
 

@@ -199,7 +199,7 @@ class _Search:
                 with suppress(ValueError):
                     find_targets(self.model.get_submodule(layer), None, word)
                     call = f'mrreg.mask(model, {{"{layer}": {site.p:g}}}, structure="{word}")'
-                    return f"{layer!r} beside it is no product that can be followed; by hand: {call}"
+                    return f"{layer!r} beside it is no product that can be followed; before this, by hand: {call}"
         return NOBODY
 
     def _layers(self, ends: Sequence[Tensor]) -> list[str]:

@@ -189,7 +189,7 @@ def test_what_stands_for_a_dropout(model: nn.Module, masks: dict[str, str]) -> N
     assert mask_of(model).k == 3
 
 
-BY_HAND = r"beside it is no product that can be followed; by hand: "
+BY_HAND = r"beside it is no product that can be followed; before this, by hand: "
 LEFT: dict[str, tuple[nn.Module, str]] = {
     "between a norm and a sum": (net(lambda m, x: x + m.drop(F.layer_norm(x, (6,)))), "no layer reads or makes"),
     "after softmax": (
@@ -271,7 +271,7 @@ def test_dropout_inside_recurrent_layers_says_what_to_do() -> None:
     with pytest.warns(mrreg.NoEffectWarning):
         _, report = mrreg.swap_dropout(model, example_inputs=torch.randn(2, 6))
     call = 'mrreg.mask(model, {"0": 0.5}, structure="input", parameters=["weight_ih_l[!0]*"])'
-    assert report["0.dropout"].reason == f"it is inside the layer; by hand: {call}"
+    assert report["0.dropout"].reason == f"it is inside the layer; before this, by hand: {call}"
     eval(call, {"mrreg": mrreg, "model": model})
     assert {target.name for target in of(model[0]).targets} == {
         f"weight_ih_l{layer}{end}" for layer in (1, 2) for end in ("", "_reverse")
