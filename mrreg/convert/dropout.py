@@ -202,10 +202,12 @@ def _search(
             return [groups.get(g.name, g) for g in found] + [g for name, g in groups.items() if name not in known]
 
         report = search(model, k, inputs, choose, {})
-        now = {name for name in groups if not report[name].admitted}
+        now = {name: report[name].reason for name in groups if not report[name].admitted}
         if not now:
             return chosen, report
-        refused |= now
+        refused |= now.keys()
+        for path, options in chosen.items():
+            sites[path].reason = next((now[each.group.name] for each in options if each.group.name in now), "")
     return {}, None
 
 

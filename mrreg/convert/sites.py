@@ -81,7 +81,10 @@ def find_choices(model: nn.Module, twin: nn.Module, example_inputs: Any, sites: 
     found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
     for path, site in sites.items():
         site.reason = site.reason or ("" if found[path] else search.obstacle(site))
-    trial = Trial(twin, inputs, [], find_paths(twin, inputs))
+    paths = [
+        each for each in find_paths(twin, inputs) if not each.shift
+    ]  # of what embeddings give: zeros in them are none
+    trial = Trial(twin, inputs, [], paths)
     fitting = _fitting(trial, [each for options in found.values() for each in options])
     for path, site in sites.items():
         by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]

@@ -111,9 +111,9 @@ class Trial:
 
     def _zero(self, draw: int, groups: Sequence[UnitGroup]) -> None:
         """Have zeros in the columns that read absent units of these groups, and of no others."""
-        names = {group.name for group in groups} if draw == self._draw else set()
-        for name in self._zeroed.keys() - names:
-            _restore(self._zeroed.pop(name))
+        if draw != self._draw or self._zeroed.keys() - {group.name for group in groups}:
+            while self._zeroed:  # the last first, since rows and columns of one weight overlap
+                _restore(self._zeroed.popitem()[1])
         self._draw = draw
         for group in groups:
             if group.name not in self._zeroed:
