@@ -167,7 +167,7 @@ class _Search:
         """Yield the rows of the products that make the units that a dropout takes: of each of them, and of all."""
         for d in varies:
             influence, size = Influence(self.recording, taken, d), taken.shape[d]
-            positions, makers = torch.arange(size).view(-1, 1), list[list[Slot]]()
+            positions, makers = torch.arange(size, device="cpu").view(-1, 1), list[list[Slot]]()
             for offset, (_, op) in zip(influence.offsets, influence.used, strict=False):
                 if op.rows.size == size > 1 and op.rows.dim >= 0:
                     ends = [influence.reached(_only(i, size))[offset : offset + size] for i in (0, size - 1)]
@@ -215,7 +215,7 @@ class _Search:
 
 
 def _only(position: int, size: int) -> Tensor:
-    return torch.arange(size) == position
+    return torch.arange(size, device="cpu") == position
 
 
 def _units(ends: Sequence[Tensor | None], varies: Sequence[int], size: int) -> Drops | None:
@@ -229,7 +229,7 @@ def _units(ends: Sequence[Tensor | None], varies: Sequence[int], size: int) -> D
     units = [i for i, d in enumerate(dims) if d in varies]
     if prod(sizes) != size or not units or ends[0] is None:
         return None
-    columns = torch.arange(size).view(sizes).movedim(units, list(range(len(units))))
+    columns = torch.arange(size, device="cpu").view(sizes).movedim(units, list(range(len(units))))
     shape = [each if d in dims else 1 for d, each in enumerate(ends[0].shape)]
     return Drops(columns.reshape(prod(sizes[i] for i in units), -1), shape)
 
@@ -238,7 +238,7 @@ def _varying_dims(dropout: nn.Module, dims: int) -> list[int]:
     """Return the dimensions of a tensor along which a dropout drops some positions and keeps others."""
     probe: Any = copy.copy(dropout)
     probe.p, probe.training, probe.inplace = 0.5, True, False
-    there = probe(torch.ones([8] * dims)) != 0
+    there = probe(torch.ones([8] * dims, device="cpu")) != 0
     return [d for d in range(dims) if (there != there.narrow(d, 0, 1)).any()]
 
 
@@ -269,7 +269,9 @@ def _same(trial: Trial, options: Sequence[Option]) -> bool:
             stack.close()
             for option, gone in zip(options, absent, strict=True):
                 for slot in (slot for slot in option.group.slots if slot.role == "consumer"):
-                    trial.tensors[slot.name].index_fill_(slot.dim, slot.indices[gone].flatten(), 0.0)
+                    trial.tensors[slot.name].index_fill_(
+                        slot.dim, slot.indices[gone].flatten().to(trial.tensors[slot.name].device), 0.0
+                    )
             difference = trial.fault()
             randomize(trial.twin)
             if not difference:
@@ -279,7 +281,7 @@ def _same(trial: Trial, options: Sequence[Option]) -> bool:
 
 
 def _half(units: int, seed: int) -> Tensor:
-    return torch.randperm(units, generator=torch.Generator("cpu").manual_seed(seed)) < units // 2
+    return torch.randperm(units, generator=torch.Generator("cpu").manual_seed(seed), device="cpu") < units // 2
 
 
 def _drop(option: Option, absent: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
@@ -288,6 +290,6 @@ def _drop(option: Option, absent: Tensor, calls: Iterator[int], _: nn.Module, __
     if number not in option.drops:
         return output
     positions, shape = option.drops[number]
-    present = torch.ones(prod(shape), dtype=output.dtype)
-    present[positions[absent].flatten()] = 0
-    return output * present.view(shape).to(output.device)
+    present = torch.ones(prod(shape), dtype=output.dtype, device=output.device)
+    present[positions[absent].flatten().to(output.device)] = 0
+    return output * present.view(shape)
