@@ -8,7 +8,9 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
+from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state, quoted
+from mrreg.masks.clock import CLOCK
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.mask import Mask
 from mrreg.masks.optimizers import examine, inner_optimizer
@@ -130,6 +132,7 @@ def attach(
             mask.handle.remove()
     handle = Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
     for each, hooks in pairs:
+        compare_after_join(whole, each, WHERE, lambda optimizer: optimizer.param_groups[0].get(CLOCK, 0))
         hooks.register(each)
         for mask, _ in hooks.masks:
             mask.handle = handle

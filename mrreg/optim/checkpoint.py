@@ -52,7 +52,7 @@ def fitted(
         for p, key in zip(current["params"], group["params"], strict=True):
             _check_state(where, argument, base, p, saved["state"].get(key) or {}, state.get(p))
     _check_clock(where, merged)
-    kept = {key: each for key, each in saved["state"].items() if STATELESS not in each}
+    kept = {k: v for k, v in saved["state"].items() if not (isinstance(v, Mapping) and STATELESS in v)}
     return {**saved, "state": kept, "param_groups": merged}
 
 
@@ -65,8 +65,9 @@ def check_form(where: str, saved: Any) -> None:
     for group in saved["param_groups"]:
         has_params = isinstance(group, Mapping) and isinstance(group.get("params"), list)
         check(has_params, where, "state_dict", rule, "a parameter group without 'params'")
-    for each in saved["state"].values():
-        check(isinstance(each, Mapping), where, "state_dict", rule, f"{each!r} as the state of a parameter")
+    for key in {key for group in saved["param_groups"] for key in group["params"]}.intersection(saved["state"]):
+        found = f"{saved['state'][key]!r} as the state of a parameter"
+        check(isinstance(saved["state"][key], Mapping), where, "state_dict", rule, found)
 
 
 def _divided_as(groups: list[Group], saved: dict[str, Any], layouts: Iterable[Layout]) -> dict[str, Any]:
@@ -87,8 +88,8 @@ def _divided_as(groups: list[Group], saved: dict[str, Any], layouts: Iterable[La
     for group in groups:
         keys, options = zip(*(source[p] for p in group["params"]), strict=True)
         divided.append({k: v for k, v in options[0].items() if k != "param_names"} | {"params": list(keys)})
-    kept = {key for group in divided for key in group["params"]}
-    state = {key: value for key, value in saved["state"].items() if key in kept}
+    left_out = {key for key, _ in source.values()}.difference(key for group in divided for key in group["params"])
+    state = {key: value for key, value in saved["state"].items() if key not in left_out}
     return {"state": state, "param_groups": divided}
 
 

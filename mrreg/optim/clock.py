@@ -75,12 +75,12 @@ def has_gradient(groups: list[Group]) -> bool:
 def asks_for_state_only(groups: list[Group]) -> bool:
     """Return True if every lr and every gradient is zero: torch's distributed checkpoints step so to create state."""
     for group in groups:
-        if not _is_zero(group["lr"]):
+        if not is_zero(group["lr"]):
             return False
     grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
     return not any(map(any_nonzero, grads))
 
 
-def _is_zero(lr: float | Tensor) -> bool:
+def is_zero(lr: float | Tensor) -> bool:
     """Compare with zero without waiting for another device; torch puts its zero on the CPU."""
     return (lr.device.type == "cpu" and not lr.any()) if isinstance(lr, Tensor) else lr == 0

@@ -1,8 +1,8 @@
 """Mistakes around a `Multirate` that would go unnoticed, each named once."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from mrreg.errors import warn
+from mrreg.errors import quoted, warn
 from mrreg.optim.clock import Group
 
 REENTRANT = (
@@ -12,8 +12,21 @@ REENTRANT = (
 IDLE_CALLS = 3  # calls of `step` in a row without any gradient before it is reported
 
 
+def check_use(where: str, model: nn.Module, groups: list[Group]) -> None:
+    """Name parameters of the model that no part has, and a fast part that comes before all slow ones."""
+    periods = {p: group["period"] for group in groups for p in group["params"]}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if left := [name for name, p in named if p not in periods]:
+        warn(f"{where}: {quoted(left)} of the model are in no part, and train only if another optimizer has them.")
+    slow = [periods.get(p, 1) > 1 for _, p in named]
+    if any(slow) and slow == sorted(slow):
+        problem = "the fast part comes before all slow parameters"
+        remedy = "If the model runs in this order, the backward pass goes through all of it and little time is saved."
+        warn(f"{where}: {problem}. {remedy}")
+
+
 class Diagnostics:
-    """Finds schedules that set the lr of one group only, and fast gradients that are there at joint steps alone."""
+    """Finds schedules that lose the rates of groups, and fast gradients that are there at joint steps alone."""
 
     def __init__(self, groups: list[Group]) -> None:
         self._fast: list[Tensor] = []  # that had a gradient at the first joint step
@@ -24,8 +37,9 @@ class Diagnostics:
     def loaded(self, groups: list[Group]) -> None:
         """Take the rates that are there now for those to begin with."""
         rates = [group["lr"] for group in groups]
-        same = not any(isinstance(lr, Tensor) for lr in rates) and len(set(rates)) == 1 < len(rates)
-        self._lr = rates[0] if same else None
+        plain = len(rates) > 1 and not any(isinstance(lr, Tensor) for lr in rates)
+        self._lr = rates[0] if plain and len(set(rates)) == 1 else None
+        self._differ = plain and len({group["period"] > 1 for group in groups}) == len(set(rates)) == 2
 
     def step(self, where: str, groups: list[Group], due: list[Group]) -> None:
         """Look at a step."""
@@ -36,6 +50,10 @@ class Diagnostics:
                 problem = "the lr of the first parameter group was changed and that of all others was not"
                 warn(f"{where}: {problem}: set it in every group.")
             self._lr = None
+        if self._differ and len({group["lr"] for group in groups}) == 1 and groups[0]["lr"] > 0:
+            self._differ = False
+            problem = "the slow part began with an lr of its own, and now all parameter groups have the same"
+            warn(f"{where}: {problem}: give the scheduler a list, or take slow_lr='per_gradient', which none undoes.")
         if len(due) < len(groups):
             candidates = self._fast if self._missing is None else self._missing
             self._missing = [p for p in candidates if p.grad is None and p.requires_grad]

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mrreg.distributed.checks import DDP, check_wrapper, wrapper_of_this_forward
+from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_type, warn
 from mrreg.optim.clock import Group, has_gradient, is_due
 
@@ -47,6 +48,8 @@ class Flags:
         self._warned: set[str] = set()
         self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
         self._hooks = [] if model is None else hook_forwards(self, model, groups)
+        if model is not None:
+            self._compare_clocks(model)
         _living.add(self)
         _watch_other_optimizers()
         self.schedule(groups)
@@ -68,7 +71,7 @@ class Flags:
 
     def schedule(self, groups: list[Group]) -> None:
         """Prepare for the next step."""
-        self._enabled, self._is_stuck = True, False
+        self._enabled, self._is_stuck, self.clock = True, False, groups[0]["clock"]
         self._wanted = [group for group in groups if group["gradient"] != "sync" or is_due(group)]
         self._waiting = [group for group in groups if group["gradient"] == "sync" and not is_due(group)]
 
@@ -77,8 +80,10 @@ class Flags:
         """Switch off, at the first training forward of a step, what its backward pass must not reach."""
         self._seen = True
         self._seen_training |= training
-        if wrapper := wrapper_of_this_forward():
+        wrapper = wrapper_of_this_forward()
+        if wrapper is not None and wrapper not in self._wrappers:
             self._wrappers.add(wrapper)
+            self._compare_clocks(wrapper)
         if not self._waiting or not self._enabled or not (training or self._opens_in_eval) or self.off:
             return
         self.show()
@@ -86,6 +91,9 @@ class Flags:
         self._is_stuck = not any(p.requires_grad for group in self._wanted for p in group["params"])
         if not self._is_stuck:  # else the loss could not be differentiated
             self._hide(p for group in self._waiting for p in group["params"])
+
+    def _compare_clocks(self, model: nn.Module) -> None:
+        compare_after_join(model, self, self._where, lambda flags: flags.clock)
 
     def step_begins(self, groups: list[Group]) -> None:
         """Refuse a wrapper that does not fit, and warn where gradients were computed for nothing."""

@@ -23,10 +23,10 @@ from mrreg.optim.clock import (
     lr_per_step,
     next_syncs,
 )
-from mrreg.optim.diagnostics import Diagnostics
+from mrreg.optim.diagnostics import Diagnostics, check_use
 from mrreg.optim.flags import Flags, check_model, is_switched
 from mrreg.optim.metrics import collect_metrics
-from mrreg.optim.part import Part, rebuild, state_for_bases
+from mrreg.optim.part import Part, own_entries, prefixes, rebuild, state_for_bases
 
 
 class Multirate(Optimizer):
@@ -123,15 +123,19 @@ class Multirate(Optimizer):
         for group, added in entries:
             group |= added
         super().__init__([group for group, _ in entries], {key: bases[0].defaults[key] for key in shared})
-        for base in bases:
-            self.state.update(base.state)
+        for base, prefix in zip(bases, prefixes(len(bases)), strict=True):
+            with own_entries(self.state, prefix):
+                self.state.update(base.state)
         self._drift = drift
         self._layouts: list[checkpoint.Layout] = [] if model is None else [[list(model.parameters())]]
         self._begin(bases, model)
+        if model is not None:
+            check_use(where, model, self.param_groups)
 
     def _begin(self, bases: list[Optimizer], model: nn.Module | None = None) -> None:
         """Set up the attributes that are not saved."""
-        self._bases = [Part(base, self.state, self._drift) for base in bases]
+        pairs = zip(bases, prefixes(len(bases)), strict=True)
+        self._bases = [Part(base, self.state, self._drift, prefix) for base, prefix in pairs]
         self._flags = Flags(type(self).__name__, self.param_groups, model)
         self._diagnostics = Diagnostics(self.param_groups)
         self._periods: list[int] = []  # that were checked last
@@ -195,6 +199,8 @@ class Multirate(Optimizer):
         now = groups[0]["clock"]
         due = [group for group in groups if is_due(group)]
         ends = next_syncs(groups, due, now)
+        if any(part.lacks_direction() for part in self._bases):  # as in a warm-up from 0: the next step may have a rate
+            ends = dict.fromkeys(ends, now + 1)
         self._flags.step_begins(groups)
         self._diagnostics.step(where, groups, due)
         for part in self._bases:

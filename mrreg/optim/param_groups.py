@@ -264,4 +264,6 @@ def _shown(value: object) -> object:
     is_short = isinstance(value, str | float | None) or (
         isinstance(value, list) and all(isinstance(x, str) for x in value)
     )
-    return value if is_short else f"a {type(value).__name__}"
+    return (
+        value if is_short else f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    )

@@ -1,5 +1,6 @@
 """`MultirateSGD` and `MultirateAdamW`: torch's SGD and AdamW with a slow part."""
 
+import sys
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice, read_groups, split
 
 Params = ParamsT | nn.Module
+DEFAULT_LR = 1e-3  # that of torch.optim
 
 
 class TwoScales(Multirate):
@@ -24,7 +26,7 @@ class TwoScales(Multirate):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor | None = None,
         k: int = 5,
         fast: Choice | None = None,
         *,
@@ -35,6 +37,8 @@ class TwoScales(Multirate):
         **options: Any,
     ) -> None:
         where = type(self).__name__
+        if lr is None:
+            lr = _default_lr(where)
         k, slow_lr = check_int(where, "k", k), _check_slow_lr(where, slow_lr)
         given = read_groups(where, "params", params)[0]
         groups = _with_periods(where, params, given, k, fast)
@@ -67,7 +71,7 @@ class MultirateSGD(TwoScales):
 
     Args:
         params: The model; or parameters, named parameters or groups, as in torch, with `model`.
-        lr: Step size per step, for both parts. Paper: h_F, that is h / k.
+        lr: Step size per step, for both parts. Paper: h_F, that is h / k. Default: 1e-3, as in torch.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
         fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
             parameters are slow. Paper: theta_F. None: groups say it by a "period" (of None: k), as `split` makes them;
@@ -146,6 +150,17 @@ class MultirateAdamW(TwoScales):
     """
 
     base = torch.optim.AdamW
+
+
+def _default_lr(where: str) -> float:
+    """Return torch's default, and warn where a trainer has another rate that it does not pass on."""
+    frame = sys._getframe(2)
+    arguments = getattr(frame.f_locals.get("self"), "args", None)
+    rate = getattr(arguments, "learning_rate", DEFAULT_LR)
+    if rate != DEFAULT_LR:
+        remedy = 'Name "lr" among the options of the optimizer.'
+        warn(f"{where}: lr was left out and is {DEFAULT_LR}, since the trainer does not pass its {rate} on. {remedy}")
+    return DEFAULT_LR
 
 
 def _check_slow_lr(where: str, slow_lr: object) -> str | float:

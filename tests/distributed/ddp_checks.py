@@ -1,11 +1,14 @@
 """Checks of DistributedDataParallel on two ranks."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.optim import Optimizer
 
 import mrreg
 from benchmarks.experiments.scale import counted
@@ -192,6 +195,51 @@ def ddp_built_in_mid_cycle(rank: int) -> None:
             o.step()
             o.zero_grad()
         agree(net, alone, rank)
+
+
+def uneven(
+    rank: int, steps: tuple[int, int], wrap_late: bool, masks: bool, **options: Any
+) -> tuple[str, Optimizer, Any]:
+    """Train on batches of which one rank has more than the other; return what was said at the end of the epoch."""
+    net: Any = masked_net() if masks else plain_net()
+    wrapped = DDP(net, find_unused_parameters=not masks)
+    optimizer = PLAIN[0](net) if masks else whole(net if wrap_late else wrapped)
+    if masks:
+        mrreg.attach(optimizer, wrapped)
+    try:
+        with Join([wrapped], **options):  # as Accelerate's join_uneven_inputs; wrapped.join() is the same
+            for t in range(steps[rank]):
+                backward(wrapped, batch(t))
+                optimizer.step()
+                optimizer.zero_grad()
+    except RuntimeError as error:
+        return str(error), optimizer, wrapped
+    return "", optimizer, wrapped
+
+
+@check
+def ddp_uneven_inputs(rank: int) -> None:
+    words = r"after uneven inputs the ranks have made different numbers of steps: {} on rank 0, {} on rank 1.*drop_last"
+    for masks in (False, True):
+        for steps, late in (((5, 4), False), ((2, 5), True), ((3, 0), False), ((1 + K, 1), True)):
+            said, _, _ = uneven(rank, steps, late, masks)
+            where = "attach" if masks else "MultirateSGD"
+            assert re.search(f"{where}: {words.format(*steps)}", said), said
+
+
+@check
+def ddp_even_inputs_and_an_early_end(rank: int) -> None:
+    """The remedy: an epoch that ends for all ranks where the first one has no batch left."""
+    for masks in (False, True):
+        said, optimizer, wrapped = uneven(rank, (4, 4), False, masks)
+        assert not said
+        for _ in range(2):  # another epoch, as even
+            with wrapped.join():
+                backward(wrapped, batch(1))
+                optimizer.step()
+        said, optimizer, _ = uneven(rank, (5, 4), False, masks, throw_on_early_termination=True)
+        assert "exhausted" in said
+        assert optimizer.param_groups[0]["mask_clock" if masks else "clock"] == 4
 
 
 @check

@@ -50,7 +50,7 @@ def sample(mu: tuple[float, float], tau: tuple[float, float], k: int, *, drift: 
     """The same covariance over chains run by the optimizer."""
     fast, slow = (nn.Parameter(torch.zeros(CHAINS, dtype=torch.float64)) for _ in range(2))
     bases = [LangevinSGD([p], lr=LR, momentum=m, temperature=t) for p, m, t in zip((fast, slow), mu, tau, strict=True)]
-    optimizer = Multirate(list(zip(bases, (1, k), strict=True)), drift=drift, model=nn.ParameterList([fast, slow]))
+    optimizer = Multirate(list(zip(bases, (1, k), strict=True)), drift=drift, model=nn.ParameterList([slow, fast]))
     for _ in range(cycles * k):
         loss = HESSIAN[0, 0] / 2 * fast.square() + HESSIAN[0, 1] * fast * slow + HESSIAN[1, 1] / 2 * slow.square()
         loss.sum().backward()  # type: ignore[no-untyped-call, unused-ignore]

@@ -62,9 +62,9 @@ class Mirror:
         self.period = period
         self.directions: list[Tensor | None] = [None] * len(part)
 
-    def step(self, t: int, lr: float, grads: list[Tensor | None]) -> None:
-        """At step t, with the gradients that everybody gets."""
-        if t % self.period:
+    def step(self, is_due: bool, lr: float, grads: list[Tensor | None]) -> None:
+        """With the gradients that everybody gets."""
+        if not is_due:
             for p, direction in zip(self.params, self.directions, strict=True):
                 if direction is not None:
                     p.data = p.data - lr * direction
@@ -116,7 +116,7 @@ def test_every_step_is_the_literal_one(parts: Any, schedule: Iterator[tuple[floa
     bases = [(kind(part, lr=0.1, **options), period) for part, (kind, options), period in parts]
     optimizer = mrreg.Multirate(bases, model=ParameterList(p for part, _, _ in parts for p in part))
     mirrors = [Mirror(part, kind, options, period, 0.1) for part, (kind, options), period in parts]
-    t = 0
+    t, rate_was_zero = 0, False
     for rate, words in schedule:
         groups = optimizer.param_groups
         grads, remaining = [], iter(words)
@@ -126,10 +126,13 @@ def test_every_step_is_the_literal_one(parts: Any, schedule: Iterator[tuple[floa
             for p, grad in zip(part, grads[-1], strict=True):
                 p.grad = grad
         moves = any(grad is not None and (rate or grad.any()) for each in grads for grad in each)
+        due = optimizer.due
+        assert rate_was_zero or due == tuple(t % period == 0 for _, _, period in parts)
         optimizer.step()
-        for mirror, each in zip(mirrors, grads, strict=True):
+        rate_was_zero |= rate == 0  # then some parts are due again at the next step, which other tests are about
+        for mirror, is_due, each in zip(mirrors, due, grads, strict=True):
             if moves:
-                mirror.step(t, rate, each)
+                mirror.step(is_due, rate, each)
         t += bool(moves)
         assert {group["clock"] for group in groups} == {t}
         for (part, _, _), mirror in zip(parts, mirrors, strict=True):
@@ -142,7 +145,7 @@ class Loose(Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fast, self.slow, self.other = (Parameter(torch.full((3,), float(i))) for i in (1, 2, 3))
+        self.slow, self.other, self.fast = (Parameter(torch.full((3,), float(i))) for i in (1, 2, 3))
 
     def forward(self) -> Tensor:
         return self.fast + self.slow + self.other

@@ -79,7 +79,7 @@ def test_a_cycle_goes_as_far_with_drift_as_without_given_the_same_gradient(
     for drift in (True, False):
         slow, fast = (Parameter(torch.full((3,), start, dtype=torch.float64)) for _ in range(2))
         parts = [(base([fast]), 1), (base([slow]), k)]
-        optimizer = mrreg.Multirate(parts, drift=drift, model=ParameterList([fast, slow]))
+        optimizer = mrreg.Multirate(parts, drift=drift, model=ParameterList([slow, fast]))
         for _ in range(k):
             for p in (slow, fast):
                 p.grad = torch.full_like(p, gradient)

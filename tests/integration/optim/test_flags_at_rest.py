@@ -236,6 +236,25 @@ def test_a_child_that_is_called_without_the_root() -> None:
     assert bits(net, undisturbed())
 
 
+@pytest.mark.parametrize("inside", ["net", "parts.1", "parts.net"])
+def test_a_child_that_was_frozen_at_first_is_watched(inside: str) -> None:
+    """Gradual unfreezing under a trainer that calls `self.net(x)`: also where the child lies in lists."""
+    net = network()
+    net.requires_grad_(False)
+    net.head.requires_grad_(True)
+    holders = {"net": {"net": net}, "parts.1": {"parts": nn.ModuleList([nn.Tanh(), net])},
+               "parts.net": {"parts": nn.ModuleDict({"net": net})}}  # fmt: skip
+    root = nn.ModuleDict(holders[inside])
+    optimizer = mrreg.MultirateSGD(root, lr=0.1, k=K, fast=f"{inside}.head", momentum=0.9)
+    for t in range(STEPS):
+        net.trunk.requires_grad_(t >= K)
+        torch.autograd.backward(loss(net, t))
+        assert gradients(net)[:2] == [t == 2 * K or t == K] * 2
+        optimizer.step()
+        optimizer.zero_grad()
+        assert flags(net)[:2] == [t >= K] * 2
+
+
 def test_groups_of_split_and_data_parallel() -> None:
     net = network()
     groups = mrreg.split(net, fast="head")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import pytorch_optimizer
 import torch
 from helpers.optimizers import (
     OTHERS,
@@ -121,6 +122,18 @@ def test_every_base(base: Base) -> None:
     """In all ways to train, each through another route: what is saved does not depend on both."""
     for i, (drift, gradient, stop) in enumerate(WAYS):
         resumes(mixed(base, drift, gradient), LOCAL[i % 3], stop)
+
+
+@pytest.mark.parametrize("name", ["aggmo", "apollo", "fira", "galore", "madgrad", "shampoo", "came"])
+def test_bases_that_keep_other_shapes_dictionaries_or_a_count_of_their_own(name: str) -> None:
+    """What a base keeps is its own: only what mrreg adds has a known shape."""
+    kind = pytorch_optimizer.load_optimizer(name)
+    resumes(mixed(Base(kind, {"lr": 0.01})), through_file, 5)
+    nets = network(), network()
+    parts = [kind(nets[0].head.parameters(), lr=0.01), kind(nets[0].trunk.parameters(), lr=0.01)]
+    train(nets[0], mrreg.Multirate([(part, 1) for part in parts]), range(7))  # several of them do not meet
+    train(nets[1], kind(nets[1].parameters(), lr=0.01), range(7))
+    assert same(*nets)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

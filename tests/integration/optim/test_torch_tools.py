@@ -351,6 +351,22 @@ def test_a_compiled_model_has_as_many_graphs_as_rates(make: Make, rates: int) ->
     assert same(net, twin)
 
 
+@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
+def test_the_default_device_of_the_moment_does_not_matter(make: Make) -> None:
+    net, twin = network(), network()
+    batches = [torch.randn(16, 4) for _ in range(9)]
+    for each, device in ((net, "meta"), (twin, "cpu")):
+        with torch.device(device):
+            optimizer = make(each)
+            for x in batches:
+                torch.autograd.backward(each(x).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            assert optimizer.metrics()  # type: ignore[attr-defined]
+    assert same(net, twin)
+
+
 def test_autocast() -> None:
     net = network()
     optimizer = sgd(net)

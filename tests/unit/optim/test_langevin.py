@@ -309,7 +309,7 @@ def parts(seed: int = 0, momentum: float = 0.9, drift: bool = True) -> tuple[lis
     """Noise in a fast and in a slow part."""
     params = [nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))]
     bases = [LangevinSGD([p], lr=0.1, momentum=momentum, temperature=0.5, seed=seed + i) for i, p in enumerate(params)]
-    return params, Multirate([(bases[0], 1), (bases[1], 3)], drift=drift, model=nn.ParameterList(params))
+    return params, Multirate([(bases[0], 1), (bases[1], 3)], drift=drift, model=nn.ParameterList(params[::-1]))
 
 
 @pytest.mark.parametrize("drift", [True, False])
@@ -351,7 +351,7 @@ def test_as_the_only_base_of_period_1_it_is_itself() -> None:
 def test_fast_and_slow_parts_of_equal_seed_draw_different_noise() -> None:
     params = [nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))]
     bases = [LangevinSGD([p], lr=0.1, temperature=0.5) for p in params]
-    optimizer = Multirate(list(zip(bases, (1, 5), strict=True)), model=nn.ParameterList(params))
+    optimizer = Multirate(list(zip(bases, (1, 5), strict=True)), model=nn.ParameterList(params[::-1]))
     for p in params:
         p.grad = torch.zeros_like(p)
     optimizer.step()

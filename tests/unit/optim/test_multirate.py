@@ -4,6 +4,7 @@ import copy
 import gc
 import warnings
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def test_a_parameter_twice_in_a_group_is_refused() -> None:
 
 def test_numpy_numbers_generators_and_lists_are_accepted() -> None:
     bases: Any = ([plain(), np.int64(1)], [plain(), np.int32(4)])
-    model = nn.ParameterList(p for base, _ in bases for p in base.param_groups[0]["params"])
+    model = nn.ParameterList(p for base, _ in reversed(bases) for p in base.param_groups[0]["params"])
     optimizer = mrreg.Multirate((pair for pair in bases), model=model)
     assert [group["period"] for group in optimizer.param_groups] == [1, 4]
     assert all(type(group["period"]) is int for group in optimizer.param_groups)
@@ -156,7 +157,7 @@ def test_calls_without_gradients_that_never_end_warn() -> None:
 def test_zero_lr_and_zero_gradients_are_no_step_but_either_alone_is() -> None:
     for lr, gradient, steps in ((0.0, 0.0, 0), (0.0, 1.0, 1), (0.1, 0.0, 1)):
         fast, slow = one(2), one(2)
-        optimizer = mrreg.MultirateSGD(nn.ParameterList([fast, slow]), lr=lr, k=2, fast=fast, momentum=0.9)
+        optimizer = mrreg.MultirateSGD(nn.ParameterList([slow, fast]), lr=lr, k=2, fast=fast, momentum=0.9)
         for p in (fast, slow):
             p.grad = torch.full_like(p, gradient)
         optimizer.step()
@@ -166,7 +167,7 @@ def test_zero_lr_and_zero_gradients_are_no_step_but_either_alone_is() -> None:
 
 def test_one_group_with_an_lr_makes_it_a_step() -> None:
     fast, slow = one(2), one(2)
-    optimizer = mrreg.MultirateSGD(nn.ParameterList([fast, slow]), lr=0.0, k=2, fast=fast, slow_lr=0.1)
+    optimizer = mrreg.MultirateSGD(nn.ParameterList([slow, fast]), lr=0.0, k=2, fast=fast, slow_lr=0.1)
     for p in (fast, slow):
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -196,7 +197,7 @@ def test_a_parameter_without_any_gradient_so_far_starts_like_new() -> None:
     """Adam takes an empty state for its first step, so nothing of ours may be in it."""
     for gradient in ("sync", "mean"):
         fast, slow = one(2), one(2)
-        optimizer = mrreg.MultirateAdamW(nn.ParameterList([fast, slow]), lr=0.1, k=2, fast=fast, gradient=gradient)
+        optimizer = mrreg.MultirateAdamW(nn.ParameterList([slow, fast]), lr=0.1, k=2, fast=fast, gradient=gradient)
         for t in range(3):
             fast.grad = torch.ones(2)
             slow.grad = torch.ones(2) if t > 0 else None
@@ -206,7 +207,7 @@ def test_a_parameter_without_any_gradient_so_far_starts_like_new() -> None:
 
 def test_stale_gradients_of_slow_parts_are_ignored() -> None:
     fast, slow = one(2), one(2)
-    optimizer = mrreg.MultirateSGD(nn.ParameterList([fast, slow]), lr=0.5, k=3, fast=fast)
+    optimizer = mrreg.MultirateSGD(nn.ParameterList([slow, fast]), lr=0.5, k=3, fast=fast)
     fast.grad, slow.grad = torch.ones(2), torch.ones(2)
     optimizer.step()
     slow.grad.fill_(torch.nan)
@@ -216,21 +217,82 @@ def test_stale_gradients_of_slow_parts_are_ignored() -> None:
 
 
 def test_a_rate_of_zero_at_the_sync_step() -> None:
-    """Right for SGD, where the direction does not depend on it; else no drift until the next sync step."""
-    for make, moves in ((sgd, True), (lambda net: sgd(net, momentum=0.0), True), (adamw, False)):
+    """SGD's direction does not depend on it; other optimizers, and Algorithm 2, are due again at the next step."""
+    without_momentum: Any = lambda net: sgd(net, momentum=0.0)  # noqa: E731
+    second: Any = lambda net: sgd(net, drift=False)  # noqa: E731
+    for make, syncs in ((sgd, [0, 3]), (without_momentum, [0, 3]), (second, [0, 1, 4]), (adamw, [0, 1, 4])):
         net = network()
         optimizer: Any = make(net)
+        due = []
         before = net.trunk.weight.clone()
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        train(net, optimizer, range(1))
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        train(net, optimizer, range(1, 2))
-        assert torch.equal(net.trunk.weight, before) is not moves
-        train(net, optimizer, range(2, 4))
-        assert not torch.equal(net.trunk.weight, before)
+        for t in range(6):
+            due += [t] * optimizer.due[1]
+            train(net, optimizer, range(t, t + 1))
+            assert torch.equal(net.trunk.weight, before) is (t == 0)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+        assert due == syncs
+
+
+def test_a_warm_up_from_zero_keeps_sync_steps_nested() -> None:
+    """All parts that were due are due again at step 1, and go on from there."""
+    fast, middle, slow = one(2), one(2), one(2)
+    parts = [(plain(fast), 1), (plain(middle), 2), (torch.optim.RMSprop([slow], lr=0.1), 4)]
+    optimizer = mrreg.Multirate(parts, model=nn.ParameterList([slow, middle, fast]))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1.0, t / 3))
+    due = []
+    for _ in range(10):
+        due.append(optimizer.due)
+        for p in (fast, middle, slow):
+            p.grad = torch.ones(2)
+        optimizer.step()
+        schedule.step()
+    assert [t for t, each in enumerate(due) if each[2]] == [0, 1, 5, 9]
+    assert all(each[1] for each in due if each[2])
+
+
+class TestUse:
+    """What a newcomer would find out late is said at once."""
+
+    def test_parameters_in_no_part_are_named(self) -> None:
+        net = network()
+        net.trunk.bias.requires_grad_(False)
+        with pytest.warns(mrreg.NoEffectWarning, match="MultirateSGD: 'trunk.weight' of the model are in no part") as w:
+            mrreg.MultirateSGD(net.head.parameters(), lr=0.1, k=1, model=net)
+        assert w[0].filename == __file__
+
+    @pytest.mark.parametrize("fast", ["trunk", ["trunk.weight"], lambda name, p: name.startswith("trunk")])
+    def test_a_fast_part_at_the_beginning_of_the_model(self, fast: Any) -> None:
+        with pytest.warns(mrreg.NoEffectWarning, match="the fast part comes before all slow parameters"):
+            mrreg.MultirateSGD(network(), lr=0.1, k=3, fast=fast)
+        mrreg.MultirateSGD(network(), lr=0.1, k=3, fast=["trunk", "head.bias"])
+        mrreg.MultirateSGD(mrreg.biases(net := network()), lr=0.1, k=3, model=net)
+
+    def test_an_lr_left_out_where_a_trainer_has_one(self) -> None:
+        """The Trainer calls optimizer_cls(groups, **options), and does not pass its own rate on."""
+
+        class Trainer:
+            def __init__(self, rate: float) -> None:
+                self.args = SimpleNamespace(learning_rate=rate)
+
+            def create(self, **options: Any) -> Optimizer:
+                return mrreg.MultirateAdamW(network(), fast="head", **options)
+
+        with pytest.warns(mrreg.NoEffectWarning, match=r"MultirateAdamW: lr was left out and is 0.001, since .* 5e-05"):
+            assert Trainer(5e-5).create().param_groups[0]["lr"] == 1e-3
+        Trainer(5e-5).create(lr=2e-5)
+        Trainer(1e-3).create()
+
+    def test_a_class_in_the_place_of_an_instance(self) -> None:
+        with pytest.raises(TypeError, match=r"SGD is a class: give an instance, SGD\(...\)"):
+            mrreg.Multirate([(torch.optim.SGD, 1)])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="Linear is a class: give an instance"):
+            mrreg.MultirateSGD(network().parameters(), model=nn.Linear, k=1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"params must be a module, .* got 'the class Linear'"):
+            mrreg.MultirateSGD(nn.Linear, fast="head")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("k", [2, 5])
@@ -286,7 +348,7 @@ def test_a_period_may_change_and_counts_from_the_next_sync_step() -> None:
 def test_sync_steps_stay_nested_while_periods_change() -> None:
     fast, middle, slow = one(2), one(2), one(2)
     optimizer = mrreg.Multirate(
-        [(plain(fast), 1), (plain(middle), 2), (plain(slow), 4)], model=nn.ParameterList([fast, middle, slow])
+        [(plain(fast), 1), (plain(middle), 2), (plain(slow), 4)], model=nn.ParameterList([slow, middle, fast])
     )
     due = []
     for t in range(17):
@@ -375,7 +437,7 @@ def test_float32_is_as_exact_as_torch() -> None:
 
 def test_the_first_gathered_gradient_is_the_step_s_own() -> None:
     fast, slow = one(1), Parameter(torch.zeros(1))
-    optimizer = mrreg.MultirateSGD(nn.ParameterList([fast, slow]), lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
+    optimizer = mrreg.MultirateSGD(nn.ParameterList([slow, fast]), lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
     moves = []
     for t in range(7):
         fast.grad, slow.grad = torch.ones(1), torch.full((1,), float(t))
@@ -400,7 +462,7 @@ class Called(nn.Module):
 def test_words_for_the_gradient_per_part() -> None:
     fast, slow, slower = one(2), one(2), one(2)
     bases = [(plain(fast), 1), (plain(slow), 2), (plain(slower), 4)]
-    model = Called([fast, slow, slower])
+    model = Called([slower, slow, fast])
     optimizer = mrreg.Multirate(bases, gradient=["sync", "sum", "sync"], model=model)
     for p in (fast, slow, slower):
         p.grad = torch.ones(2)
@@ -430,7 +492,7 @@ def test_capture_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_warnings_point_at_the_call_of_step() -> None:
     fast, slow = one(2), one(2)
-    optimizer = mrreg.MultirateSGD(nn.ParameterList([fast, slow]), lr=0.1, k=2, fast=fast)
+    optimizer = mrreg.MultirateSGD(nn.ParameterList([slow, fast]), lr=0.1, k=2, fast=fast)
     for t in range(2):
         fast.grad = torch.ones(2) if t == 0 else None
         slow.grad = torch.ones(2)
@@ -455,7 +517,7 @@ def test_a_checkpoint_of_torch_fits_where_all_is_fast() -> None:
 
 def test_a_step_without_a_gradient_counts_as_zero_among_the_gathered() -> None:
     fast, slow = one(1), Parameter(torch.zeros(1))
-    optimizer = mrreg.MultirateSGD(nn.ParameterList([fast, slow]), lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
+    optimizer = mrreg.MultirateSGD(nn.ParameterList([slow, fast]), lr=1.0, k=3, fast=fast, gradient="mean", drift=False)
     for gradient in (None, 6.0, None, None, None, None, None):
         fast.grad, slow.grad = torch.ones(1), None if gradient is None else torch.full((1,), gradient)
         optimizer.step()
@@ -493,7 +555,7 @@ def test_whole_tensors_are_moved_by_any_optimizer(base: str, drift: bool) -> Non
     start, fast = torch.randn(4, 3), one(2)
     slow, alone = Parameter(start.clone()), Parameter(start.clone())
     parts = [(plain(fast), 1), (kind([slow], lr=0.1), k)]
-    optimizer = mrreg.Multirate(parts, drift=drift, model=nn.ParameterList([fast, slow]))
+    optimizer = mrreg.Multirate(parts, drift=drift, model=nn.ParameterList([slow, fast]))
     reference = kind([alone], lr=0.1)
     for t in range(2 * k):
         fast.grad = torch.ones(2)
@@ -518,7 +580,7 @@ class TestPhase:
     def test_when_parts_are_due(self, drift: bool) -> None:
         params = [one(2) for _ in range(3)]
         pairs = [(plain(p, momentum=0.9), k) for p, k in zip(params, (1, 2, 4), strict=True)]
-        optimizer = mrreg.Multirate(pairs, phase=[0, 1, 2], drift=drift, model=nn.ParameterList(params))
+        optimizer = mrreg.Multirate(pairs, phase=[0, 1, 2], drift=drift, model=nn.ParameterList(params[::-1]))
         syncs: list[list[int]] = [[], [], []]
         for t in range(12):
             for found, due in zip(syncs, optimizer.due, strict=True):
@@ -531,7 +593,7 @@ class TestPhase:
     def test_before_its_first_gradient_a_part_rests(self) -> None:
         fast, slow = one(2), one(2)
         parts = [(plain(fast), 1), (plain(slow), 4)]
-        optimizer = mrreg.Multirate(parts, phase=6, model=nn.ParameterList([fast, slow]))
+        optimizer = mrreg.Multirate(parts, phase=6, model=nn.ParameterList([slow, fast]))
         assert [group["phase"] for group in optimizer.param_groups] == [0, 2]
         for t in range(3):
             assert slow.tolist() == [1, 1]
@@ -604,7 +666,7 @@ class TwoModes(torch.optim.SGD):
 def test_train_and_eval_reach_the_parts_that_have_them() -> None:
     fast, middle, slow = one(2), one(2), one(2)
     bases = TwoModes([fast], lr=0.1), plain(middle), TwoModes([slow], lr=0.1)
-    model = nn.ParameterList([fast, middle, slow])
+    model = nn.ParameterList([slow, middle, fast])
     optimizer = mrreg.Multirate(list(zip(bases, (1, 2, 4), strict=True)), model=model)
     for mode in ("eval", "train"):
         getattr(optimizer, mode)()

@@ -205,6 +205,30 @@ class TestOneGroupScheduled:
         train(net, optimizer, range(3))
 
 
+SINGLE_RATES: dict[str, Any] = {
+    "OneCycleLR": SCHEDULES["OneCycleLR"],
+    "CyclicLR": SCHEDULES["CyclicLR"],
+    "SWALR": SCHEDULES["SWALR"],
+    "by hand": lambda o: lambda: [group.update(lr=0.05) for group in o.param_groups],
+}
+
+
+@pytest.mark.parametrize("name", SINGLE_RATES)
+@pytest.mark.parametrize("slow", [0.01, "own groups"])
+def test_one_rate_for_all_groups_undoes_the_slow_one(name: str, slow: Any) -> None:
+    net = network()
+    groups: Any = net
+    if slow == "own groups":
+        groups = mrreg.split(net, fast="head")
+        groups[1]["lr"] = 0.02
+    options: dict[str, Any] = {"fast": "head", "slow_lr": slow} if groups is net else {"model": net}
+    optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=2, momentum=0.9, **options)
+    schedule = SINGLE_RATES[name](optimizer)
+    with pytest.warns(mrreg.NoEffectWarning, match="the slow part began with an lr of its own, and now all") as caught:
+        train(net, optimizer, range(12), schedule)
+    assert len(caught) == 1
+
+
 def other_rate(optimizer: mrreg.Multirate) -> dict[str, Any]:
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0]["lr"] = 0.02
