@@ -19,7 +19,7 @@ def check_use(where: str, model: nn.Module, groups: list[Group]) -> None:
     if left := [name for name, p in named if p not in periods]:
         warn(f"{where}: {quoted(left)} of the model are in no part, and train only if another optimizer has them.")
     slow = [periods.get(p, 1) > 1 for _, p in named]
-    if any(slow) and slow == sorted(slow):
+    if len(set(slow)) == 2 and slow == sorted(slow):
         problem = "the fast part comes before all slow parameters"
         remedy = "If the model runs in this order, the backward pass goes through all of it and little time is saved."
         warn(f"{where}: {problem}. {remedy}")
@@ -39,7 +39,8 @@ class Diagnostics:
         rates = [group["lr"] for group in groups]
         plain = len(rates) > 1 and not any(isinstance(lr, Tensor) for lr in rates)
         self._lr = rates[0] if plain and len(set(rates)) == 1 else None
-        self._differ = plain and len({group["period"] > 1 for group in groups}) == len(set(rates)) == 2
+        fast, slow = ({g["lr"] for g in groups if (g["period"] > 1) is is_slow} for is_slow in (False, True))
+        self._differ = plain and bool(slow) and fast.isdisjoint(slow)
 
     def step(self, where: str, groups: list[Group], due: list[Group]) -> None:
         """Look at a step."""

@@ -184,7 +184,7 @@ def test_permuting_parameters_changes_nothing(start: list[Array], batches: list[
         theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
         params = [theta[i] for i in order]
         optimizer = mrreg.MultirateSGD(
-            ParameterList(params), lr=LR, k=3, fast=theta[1:], momentum=0.9, weight_decay=0.1
+            params, lr=LR, k=3, fast=theta[1:], model=ParameterList(theta), momentum=0.9, weight_decay=0.1
         )
         for batch in batches[:12]:
             torch.autograd.backward(loss(theta, batch))

@@ -242,7 +242,7 @@ def test_a_child_that_was_frozen_at_first_is_watched(inside: str) -> None:
     net = network()
     net.requires_grad_(False)
     net.head.requires_grad_(True)
-    holders = {"net": {"net": net}, "parts.1": {"parts": nn.ModuleList([nn.Tanh(), net])},
+    holders: dict[str, Any] = {"net": {"net": net}, "parts.1": {"parts": nn.ModuleList([nn.Tanh(), net])},
                "parts.net": {"parts": nn.ModuleDict({"net": net})}}  # fmt: skip
     root = nn.ModuleDict(holders[inside])
     optimizer = mrreg.MultirateSGD(root, lr=0.1, k=K, fast=f"{inside}.head", momentum=0.9)

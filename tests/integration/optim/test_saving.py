@@ -127,7 +127,7 @@ def test_every_base(base: Base) -> None:
 @pytest.mark.parametrize("name", ["aggmo", "apollo", "fira", "galore", "madgrad", "shampoo", "came"])
 def test_bases_that_keep_other_shapes_dictionaries_or_a_count_of_their_own(name: str) -> None:
     """What a base keeps is its own: only what mrreg adds has a known shape."""
-    kind = pytorch_optimizer.load_optimizer(name)
+    kind: Any = pytorch_optimizer.load_optimizer(name)
     resumes(mixed(Base(kind, {"lr": 0.01})), through_file, 5)
     nets = network(), network()
     parts = [kind(nets[0].head.parameters(), lr=0.01), kind(nets[0].trunk.parameters(), lr=0.01)]
@@ -253,7 +253,7 @@ class TestRefused:
 
     def test_another_number_of_parameters(self) -> None:
         make: Make = lambda net: mrreg.MultirateSGD(  # noqa: E731
-            [net.head.weight, *net.trunk.parameters()], lr=0.1, k=3, fast=net.head.weight, momentum=0.9, model=net
+            [net.head.weight, *net.trunk.parameters()], lr=0.1, k=3, fast=net.head.weight, momentum=0.9, model=net.trunk
         )
         self.attempt(self.saved(make), "2 parameters", "got 1")
 

@@ -65,7 +65,7 @@ class Checkpointed(nn.Module):
         return out
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad", "ignore:.*are in no part")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("fast", [["body", "head"], ["body"]])
 def test_reentrant_checkpointing_below_a_frozen_layer(use_reentrant: bool, fast: list[str]) -> None:
