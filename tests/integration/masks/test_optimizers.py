@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from itertools import chain, cycle
 from typing import Any
 
 import pytest
@@ -55,13 +56,15 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("structure", ["weight", "output"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "structure"), [*zip(OPTIMIZERS, cycle(["weight", "output"]))])
 def test_held_entries_and_their_state_do_not_change(name: str, structure: str) -> None:
+    """Nor do the signs of zeros among them, which the second cycle begins with."""
     model = mlp(k=3, structure=structure)
     optimizer = OPTIMIZERS[name](model.parameters())
     mrreg.attach(optimizer, model)
     for t in range(9):
+        for p, slow in chain.from_iterable(map(slow_entries, masks(model))) if t == 3 else ():
+            p.data[slow] = torch.where(p > 0, 0.0, -0.0)[slow]
         before = [p.detach().clone() for p in model.parameters()]
         held = held_bits(model, optimizer)
         masked = of(masks(model)[0]).masking
@@ -74,23 +77,10 @@ def test_held_entries_and_their_state_do_not_change(name: str, structure: str) -
         assert moved[2]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_held_zeros_keep_their_sign(name: str) -> None:
-    model = mlp(k=4)
-    optimizer = OPTIMIZERS[name](model.parameters())
-    mrreg.attach(optimizer, model)
-    train(model, optimizer, 4)
-    with torch.no_grad():
-        for mask in masks(model):
-            for p, slow in slow_entries(mask):
-                p[slow] = torch.where(p > 0, 0.0, -0.0)[slow]
-    held = held_bits(model, optimizer)
-    train(model, optimizer, range(4, 7))
-    assert all(torch.equal(read(), bits) for read, bits in held)
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("options", [{"p": 0.5, "k": 1}, {"p": 0.0, "k": 3}])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*zip(OPTIMIZERS, cycle([{"p": 0.5, "k": 1}, {"p": 0.0, "k": 3}]))],
+)
 def test_without_masked_steps_it_is_ordinary_training_bit_for_bit(name: str, options: dict[str, Any]) -> None:
     model, plain = mlp(**options), plain_mlp()
     ours, theirs = (OPTIMIZERS[name](m.parameters()) for m in (model, plain))
@@ -99,7 +89,7 @@ def test_without_masked_steps_it_is_ordinary_training_bit_for_bit(name: str, opt
     assert same_bits(model, plain)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["sgd", "sgd fused", "adamw", "rprop"])
 def test_everything_slow_moves_on_joint_steps_only(name: str) -> None:
     model = mlp(p=1.0, k=3)
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -146,21 +136,6 @@ def test_a_step_that_calls_super_counts_once() -> None:
     assert train(model, ours, 7) == pytest.approx(train(twin, theirs, 7), rel=1e-5)
     assert ours.param_groups[0]["mask_clock"] == 7
     torch.testing.assert_close(model.state_dict(), twin.state_dict())  # what a subclass does is measured, not known
-
-
-def test_a_step_that_raises_does_not_count() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    mrreg.attach(optimizer, model)
-
-    def fails() -> float:
-        raise KeyboardInterrupt
-
-    train(model, optimizer, 1)
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step(fails)
-    train(model, optimizer, range(1, 3))
-    assert optimizer.param_groups[0]["mask_clock"] == 3
 
 
 @pytest.mark.parametrize("then", ["step", "detach", "load"])
@@ -276,16 +251,6 @@ def test_clipping_sees_zeros_for_held_entries_and_cannot_move_them() -> None:
         assert all(torch.equal(read(), bits) for read, bits in held)
 
 
-def test_a_penalty_on_the_weights_does_not_move_held_entries() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-    held = held_bits(model, optimizer)
-    (model(batch(0)).square().mean() + sum(p.square().sum() for p in model.parameters())).backward()
-    optimizer.step()
-    assert all(torch.equal(read(), bits) for read, bits in held)
-
-
 def _penalize(model: nn.Module) -> None:
     """Weight decay as it was written before there was `weight_decay`; autograd does not count changes of `.data`."""
     for p in model.parameters():
@@ -293,8 +258,9 @@ def _penalize(model: nn.Module) -> None:
         p.grad.data.add_(p.data, alpha=0.1)
 
 
-@pytest.mark.parametrize("name", ["sgd", "sgd momentum", "sgd nesterov", "adamw", "rprop"])
-@pytest.mark.parametrize("moment", ["before", "hook", "closure"])
+@pytest.mark.parametrize(
+    ("name", "moment"), [("sgd", "before"), ("sgd momentum", "hook"), ("adamw", "closure"), ("rprop", "hook")]
+)
 def test_gradients_written_after_the_backward_pass_do_not_reach_held_entries(name: str, moment: str) -> None:
     model = mlp()
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -393,23 +359,6 @@ def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
         weight = masks(model)[0].get_parameter("weight")
         assert torch.equal(as_bits(seen["before"][-1]), as_bits(weight.detach()))
         assert torch.equal(as_bits(seen["after"][-1]), as_bits(weight.detach()))
-
-
-def test_averaged_model_and_schedulers() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    mrreg.attach(optimizer, model)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=6)
-    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
-    for t in range(6):
-        held = held_bits(model, optimizer)
-        train_step(model, optimizer, batch(t))
-        if t % 3 < 2:
-            assert all(torch.equal(read(), bits) for read, bits in held)
-        scheduler.step()
-        average.update_parameters(model)
-    average.eval()
-    assert average(batch(0)).shape == (4, 3)
 
 
 def test_a_group_added_later_gets_the_clock() -> None:
