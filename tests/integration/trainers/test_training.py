@@ -101,7 +101,7 @@ def test_a_step_that_the_scaler_skips_is_none(use: Any, stop: int, tmp_path: Pat
     assert same(undisturbed, resumed)
 
 
-def trained(model: Any, arguments: Any, resume: str | None, **options: Any) -> Any:
+def trained(model: Any, arguments: Any, resume: str | None, /, **options: Any) -> Any:
     """A Trainer, after training with the class and its options."""
     import transformers
 
