@@ -45,7 +45,11 @@ def render(report: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
     parts, periods, sizes = report["parts"], report["periods"], report["bytes"]
     asked = (*(each["speedup"] for each in periods), parts["fast"]["parameters"], "as asked")
-    others = [(*each["speedup"].values(), each["parameters"], " ".join(each["fast"])) for each in report["candidates"]]
+    others = [
+        (*each["speedup"].values(), each["parameters"], " ".join(each["fast"]))
+        for each in report["candidates"]
+        if not each["yours"]
+    ]
     memory = (*(each["mean_bytes"] / 2**20 for each in periods), "", "mean memory (MiB)")
     through = f"{len(report['reached'])} modules that are not fast ({report['reached_share']:.0%} of their FLOPs)"
     lines = [
