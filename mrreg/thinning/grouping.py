@@ -57,6 +57,7 @@ class Finder:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
         self.also: set[Place] = set()
+        self.shared: set[tuple[Place, int]] = set()  # positions of output channels that reach all units of a reader
         self.columns: dict[Place, list[MixingOp]] = {}
         self._influences: dict[int, Influence] = {}
         for number, op in enumerate(recording.ops):
@@ -96,6 +97,8 @@ class Finder:
             taken = [_position(columns, i) for i in range(each.start, each.stop)]
             made = map(influence.source, sorted(each.sources))
             self.sets.join(taken + [_position(self.recording.ops[number].rows, i) for number, i in made])
+        shared = map(influence.source, influence.shared)
+        self.shared.update(_position(self.recording.ops[number].rows, i) for number, i in shared)
 
     def _reached_by_output(self) -> set[tuple[Place, int]]:
         """Positions of output channels that reach the model's output without another product between."""
@@ -106,10 +109,11 @@ class Finder:
                 found.add(_position(self.recording.ops[number].rows, i))
         return found
 
-    def _skips(self) -> Iterator[tuple[Place, Place]]:
+    def _skips(self) -> Iterator[tuple[Place, Place, Place]]:
         """Yield places of output channels that are added to what was computed from them, or from what they were.
 
-        With each comes the place of the columns that have read them; its own, where a shortcut has its own product.
+        With each come the place of the columns that have read them (its own, where a shortcut has its own product) and
+        that of the rows that were added.
         """
         ops = self.recording.ops
         direct = [{number for number, _ in self.influence(op).used} for op in ops]
@@ -119,12 +123,12 @@ class Finder:
         for pair in self.recording.sums:
             left, right = ([number for number, _ in Influence(self.recording, side, -1).used] for side in pair)
             for one, two in chain(product(left, right), product(right, left)):
-                own = _place(ops[one].rows)
+                own, other = _place(ops[one].rows), _place(ops[two].rows)
                 if one in before[two]:
                     readers = (number for number in before[two] | {two} if one in direct[number])
-                    yield from ((own, _place(columns)) for each in readers if (columns := ops[each].columns))
+                    yield from ((own, _place(columns), other) for each in readers if (columns := ops[each].columns))
                 elif before[one] and before[one] < before[two] and self._bends(ops[two]):
-                    yield own, own
+                    yield own, own, other
 
     def _bends(self, op: MixingOp) -> bool:
         """Tell if an operation reads others through a norm or an activation: then their slopes depend on something."""
@@ -171,9 +175,10 @@ class Finder:
             return "nothing that can be read makes these channels"
         if any((place, i) in self.read_by_output for unit in units for place in producers for i in unit[place]):
             return "they reach the model's output"
-        if not consumers:
+        shared = any((place, i) in self.shared for unit in units for place in producers for i in unit[place])
+        if not consumers and not shared:
             return "nothing that can be read takes these channels"
-        if len(units) < 2:
+        if shared or len(units) < 2:
             return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
         return ""
 
@@ -189,8 +194,9 @@ class Finder:
     def _kind(self, unit: Unit, producers: list[Place], consumers: list[Place]) -> Kind:
         if not producers:
             return "inputs"
-        if any(unit.keys() >= {made, read} and len(unit[made]) == len(unit[read]) for made, read in self.skips):
-            return "stream"
+        for made, read, added in self.skips:
+            if unit.keys() >= {made, read, added} and len(unit[made]) == len(unit[read]):
+                return "stream"
         makers = [self.recording.ops[self.rows[place]] for place in producers]
         products = all(op.columns is not None for op in makers)  # or it is the width of an embedding
         if products and not any(self._bends(op) for place in consumers for op in self.columns[place]):

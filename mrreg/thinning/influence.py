@@ -85,20 +85,28 @@ class Influence:
 
         Halves without a common source are looked at apart. Where the halves have one, and the first and the last
         channel do, the range is taken to be one unit (a head, a position in the flattened output of a convolution).
+        What the first and the last channel, or all ranges, have in common is `shared`, and of no unit: keys of
+        multi-query attention, a gate of all channels. A normalization has nothing else.
         """
         done: list[ChannelRange] = []
-        pending = _open([ChannelRange(0, self.size, _members(self.reached(None)))], done)
+        whole = ChannelRange(0, self.size, _members(self.reached(None)))
+        first, last = self._narrow(whole.ends())
+        own = whole.sources - (first.sources & last.sources)
+        self.shared = whole.sources - own if own else frozenset()
+        pending = _open([whole._replace(sources=own or whole.sources)], done)
         while pending:
             halves = self._narrow([half for each in pending for half in each.halves()])
             pairs = list(zip(halves[::2], halves[1::2], strict=True))
             doubtful = [i for i, (one, two) in enumerate(pairs) if one.sources & two.sources]
             ends = self._narrow([end for i in doubtful for end in pending[i].ends()])
-            whole = {
+            units = {
                 i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources
             }
-            done += [pending[i] for i in whole]
-            pending = _open([half for i, pair in enumerate(pairs) if i not in whole for half in pair], done)
-        return done
+            done += [pending[i] for i in units]
+            pending = _open([half for i, pair in enumerate(pairs) if i not in units for half in pair], done)
+        common = frozenset.intersection(*(each.sources for each in done)) if len(done) > 1 else frozenset()
+        self.shared |= common
+        return [each._replace(sources=each.sources - common) for each in done]
 
     def _narrow(self, ranges: Sequence[ChannelRange]) -> list[ChannelRange]:
         """Leave each range the sources that really reach it; ranges without common sources share a pass."""

@@ -137,7 +137,8 @@ class _Recorder(TorchFunctionMode):
             result = moderate(compute())
         made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory
         columns = [] if column is None else self._channels(weight, column)
-        others = rows[1:] + [channels for each in also if each is not None for channels in self._channels(each, 0)]
+        added = [channels for each in also if each is not None for channels in self._channels(each, 0)]
+        others = rows[1:] + [channels for channels in added if channels.dim >= 0]  # else the trial finds out
         kind: Kind = "heads" if name == "einsum" and weight.dim() > 2 else "hidden"
         kind = "channels" if name.startswith("conv") else kind
         self.ops.append(

@@ -257,3 +257,20 @@ def test_a_sum_of_two_products_is_a_stream_if_one_goes_around_an_activation(bend
             return F.relu(self.short(x.relu()) + self.down(up.tanh() if bends else up))
 
     assert look(Shortcut(), X)[0]["short"].kind == kind
+
+
+def test_what_all_units_share_is_of_none() -> None:
+    class MultiQuery(Net):
+        def __init__(self) -> None:
+            super().__init__(width=16, out=16)
+            self.keys, self.values, self.gate = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q = self.first(x).reshape(-1, 4, 4).transpose(0, 1)
+            out = F.scaled_dot_product_attention(q, self.keys(x)[None], self.values(x)[None])
+            return self.last(out.transpose(0, 1).flatten(1) * self.gate(x).sigmoid())  # type: ignore[no-any-return]
+
+    groups, refusals = look(MultiQuery(), X)
+    assert (groups["first"].kind, groups["first"].units) == ("heads", 4)
+    assert roles(groups["first"]).keys() == {"first.weight[0]", "first.bias[0]", "last.weight[1]"}
+    assert all("mixes all of them" in refusals[name].reason for name in ("keys", "values", "gate"))
