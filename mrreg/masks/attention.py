@@ -8,13 +8,14 @@ from torch import Tensor, nn
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """The class of attention modules in thin models: torch's own, unless heads are left out."""
+    """The class of attention modules in thin models: torch's own, unless heads or units of its inputs are left out."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Attend with the heads that are there."""
-        if self.out_proj.weight.shape[1] != self.embed_dim:
-            return attend(self, *args, **kwargs)
-        return super().forward(*args, **kwargs)
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Attend with what is there."""
+        widths = [self.out_proj.weight.shape[1], *(each.shape[-1] for each in (query, key, value))]
+        if widths != [self.embed_dim, self.embed_dim, self.kdim, self.vdim]:
+            return attend(self, query, key, value, *args, **kwargs)
+        return super().forward(query, key, value, *args, **kwargs)
 
 
 def attend(

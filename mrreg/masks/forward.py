@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch.autograd import Variable, forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.nn.utils.stateless import _reparametrize_module
 from typing_extensions import Self
@@ -16,10 +16,10 @@ from typing_extensions import Self
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import invalid_state, warn
-from mrreg.masks.checkpoints import CheckpointGuard
+from mrreg.masks.checkpoints import recording
 from mrreg.masks.mask import Mask
 from mrreg.masks.tensors import MaskedTensor
-from mrreg.module_utils import join, rebuild_attributes
+from mrreg.module_utils import join, rebuild_attributes, tensors_in
 
 Forward = Callable[..., Any]
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
@@ -37,19 +37,22 @@ def _set(attributes: Attributes) -> Attributes:
 class MaskedForward:
     """One masked forward: the tensors it has gathered, and what modules show in the place of their own.
 
-    A tensor is gathered when it is first read: before that, FSDP may hold it in pieces.
+    A tensor is gathered when it is first read: before that, FSDP may hold it in pieces. Where the forward has
+    activation checkpoints, modules show the same in its backward pass, which computes parts of it again.
     """
 
     def __init__(self, mask: Mask, module: nn.Module) -> None:
         self._mask, self._module = mask, module
-        self.thread = get_ident()
-        self._guard = CheckpointGuard(mask.where)
+        self.thread, self._in_backward = get_ident(), False
+        self._step, self._outside, self._has_checkpoint = mask.step, _autograd_mode(), False
         self._gathered: dict[MaskedTensor, tuple[Tensor, Tensor]] = {}  # whole and present entries
 
     def show(self, tensor: MaskedTensor, value: Tensor) -> Tensor:
         """Return the present entries of a parameter or buffer."""
-        self._guard.note_read()
-        found = self._gathered.get(tensor)
+        # what is made in a checkpoint belongs to its graph, or to none: it is made again at each read, as it will be
+        apart = not tensor.is_buffer and (self._in_backward or _autograd_mode() != self._outside)
+        self._has_checkpoint |= apart
+        found = None if apart else self._gathered.get(tensor)
         if found is not None and found[0] is value:
             return found[1]
         if is_sharded(value):
@@ -60,14 +63,41 @@ class MaskedForward:
         small = tensor.gather(value)
         if small is value:
             return value
+        if value.requires_grad and not small.requires_grad:  # without gradients: kernels are chosen by it all the same
+            small.requires_grad_()
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
-        self._gathered[tensor] = value, small
+        if not apart:
+            self._gathered[tensor] = value, small
         return small
 
-    def check(self, output: Any) -> None:
-        """Raise if a reentrant checkpoint inside the forward has read present entries."""
-        self._guard.check_output(output)
+    def is_read_here(self) -> bool:
+        """Tell if it is this thread's read that the forward, or its backward pass, sees."""
+        return torch._C._current_graph_task_id() != -1 if self._in_backward else self.thread == get_ident()
+
+    def watch(self, output: Any) -> None:
+        """Enter again in the backward pass from an output, if that will compute parts of the forward again."""
+        for node in {t.grad_fn for t in tensors_in(output) if t.grad_fn is not None and self._has_checkpoint}:
+            node.register_prehook(self._enter_backward)
+
+    def _enter_backward(self, _: Any) -> None:
+        if self._step is not self._mask.step:
+            problem = "an optimizer step came between a masked forward with checkpoints and its backward pass"
+            raise invalid_state(self._mask.where, problem, "Its weights are gone: call backward() before step().")
+        if self._mask.running is None:
+            self._in_backward = True
+            self.__enter__()
+            Variable._execution_engine.queue_callback(self._close)
+
+    def leave_backward(self) -> None:
+        """Show everything whole, where a backward pass has ended, or failed."""
+        if self._in_backward and torch._C._current_graph_task_id() == -1:
+            self._close()
+
+    def _close(self) -> None:
+        if self._in_backward:
+            self.__exit__(None, None, None)
+            self._in_backward = False
 
     def __enter__(self) -> Self:
         self._tables = [Table(*place, self._mask) for place in self._mask.places(self._module)]
@@ -81,6 +111,7 @@ class MaskedForward:
         for table in self._tables:
             table.restore()
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
+        self._gathered.clear()
         if isinstance(error, Exception):
             self._mask.explain(self._module, error)
 
@@ -93,6 +124,11 @@ class MaskedForward:
             yield
         finally:
             self.thread, self._before = thread, _set(masked)
+
+
+def _autograd_mode() -> tuple[bool, object]:
+    """Return what differs inside an activation checkpoint: whether gradients are on, or what is recorded."""
+    return torch.is_grad_enabled(), recording()
 
 
 @torch.no_grad()
@@ -122,7 +158,7 @@ class Table(MutableMapping[str, Any]):
         if name not in self._tensors:
             return self.own[name]
         running = self._mask.running
-        if running is not None and running.thread == get_ident():
+        if running is not None and running.is_read_here():
             return running.show(self._tensors[name], self.own[name])
         return self.own[name]
 
@@ -164,8 +200,10 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
             return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
+    if mask.running is not None:
+        mask.running.leave_backward()
     running = mask.running
-    if running is not None and running.thread == get_ident():
+    if running is not None and running.is_read_here():
         with nullcontext() if masked else running.paused():
             return forward(module, *args, **kwargs)
     if not masked:
@@ -181,7 +219,7 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
     with mask.lock, MaskedForward(mask, module) as running:
         rebuild_attributes([module])  # by its own hooks, which ran before
         output = forward(module, *args, **kwargs)
-        running.check(output)
+        running.watch(output)
         return output
 
 

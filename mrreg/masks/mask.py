@@ -208,7 +208,7 @@ class Mask:
                 with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
                     self._draw(seed, first, cycle)
             self.drawn = key
-        self.masking, self.attached = self.p > 0 and phase < self.k - 1, True
+        self.masking, self.attached, self.step = self.p > 0 and phase < self.k - 1, True, object()
         self.forget_versions()
 
     def forget_versions(self) -> None:
@@ -254,6 +254,7 @@ class Mask:
 
     def _rest(self) -> None:
         self.masking = self.attached = self.warned = False
+        self.step = object()  # which every optimizer step replaces
         self.move_report = MoveReport()
         self.forget_versions()
         self.forward_ran = ForwardRan()

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mrreg.errors import add_note
-from mrreg.masks.checkpoints import CheckpointGuard
 from mrreg.masks.groups import Kind
 from mrreg.thinning.substitutes import LEAKY, RECURRENT, unrolled
-from mrreg.thinning.twin import WHERE, DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
+from mrreg.thinning.twin import DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
 
 
 class Channels(NamedTuple):
@@ -85,7 +84,6 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
         call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
         add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
         raise
-    mode.guard.check_output((output, [op.taken for op in mode.ops]))
     leaving = [tensor for tensor in outputs_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
 
@@ -103,7 +101,6 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.ops: list[MixingOp] = []
         self.sums: list[tuple[Tensor, Tensor]] = []
-        self.guard = CheckpointGuard(WHERE)
         self._others, self._inputs = others, inputs
         self._owners = {t.untyped_storage().data_ptr(): (name, t) for name, t in others.items() if t.numel()}
 
@@ -132,7 +129,6 @@ class _Recorder(TorchFunctionMode):
         rows = self._channels(weight, row)
         if not rows:
             return compute()
-        self.guard.note_read()
         with torch.no_grad():
             result = moderate(compute())
         made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.attention import attend
+from mrreg.masks.checkpoints import plain_checkpoints
 from mrreg.module_utils import tensors_in
 
 WHERE = "thin"
@@ -144,12 +145,18 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def probing(twin: nn.Module) -> Iterator[None]:
-    """Compute in float64 with attention's fast path off, and leave torch's, Python's and NumPy's state as it was."""
+    """Compute in float64, attention's fast path and checkpoints off, and leave the state of generators as it was."""
     dtype, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
     try:
         torch.set_default_dtype(torch.float64)
         torch.backends.mha.set_fastpath_enabled(False)
-        with random_state_kept(twin), torch.inference_mode(False), torch.enable_grad(), catch_warnings():
+        with (
+            random_state_kept(twin),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            plain_checkpoints(),
+            catch_warnings(),
+        ):
             simplefilter("ignore")
             yield
     finally:

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,9 +48,6 @@ def test_checkpointing_around_a_mask_is_right(reentrant: bool) -> None:
     assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
 
 
-Run = Callable[..., Tensor]
-
-
 class CheckpointedLayer(nn.Linear):
     """A layer without others inside that checkpoints what it computes."""
 
@@ -64,57 +60,127 @@ class CheckpointedLayer(nn.Linear):
         return y
 
 
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("around", [False, True])
+class Encoder(nn.TransformerEncoderLayer):
+    """A layer of torch that checkpoints the half that is named, or its first linear layer."""
+
+    def __init__(self, half: str = "", reentrant: bool = False) -> None:
+        torch.manual_seed(0)
+        super().__init__(6, 2, 16, 0.1, batch_first=True)
+        self.part, self.reentrant = half, reentrant
+
+    def _ff_block(self, x: Tensor) -> Tensor:
+        inner = super()._ff_block
+        y: Tensor = checkpoint(inner, x, use_reentrant=self.reentrant) if self.part == "feed" else inner(x)
+        return y
+
+    def _sa_block(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        inner = functools.partial(lambda block, x: block(x, *args, **kwargs), super()._sa_block)
+        y: Tensor = checkpoint(inner, x, use_reentrant=self.reentrant) if self.part == "attend" else inner(x)
+        return y
+
+
+def _trained(layer: nn.Module, kind: str, x: Tensor, steps: int = 7) -> list[Tensor]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 6), layer, nn.Linear(6, 3))
+    if kind == "thin":
+        model, report = mrreg.thin(model, p=0.5, k=3, example_inputs=x)
+        assert sum(entry.admitted for entry in report.values()) > 1
+    else:
+        mrreg.MultirateMask(model, k=3, structure=kind)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    mrreg.attach(optimizer, model)
+    for t in range(steps):
+        for part in range(2):
+            torch.manual_seed(10 * t + part)
+            loss = model(torch.randn_like(x)).square().mean()
+            with torch.no_grad():
+                model.eval()(x)
+            model.train()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*model.parameters(), *model.buffers()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "half"), [("thin", "feed"), ("thin", "attend"), ("weight", "feed"), ("input", "attend")]
+)
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_inside_a_mask_is_refused(reentrant: bool, around: bool, single: bool) -> None:
-    mask, _optimizer = _attached(CheckpointedLayer(reentrant) if single else Checkpointed(nn.Linear(6, 5), reentrant))
+def test_checkpointing_inside_equals_none_to_the_bit(kind: str, half: str, reentrant: bool) -> None:
+    """Attributes that count heads included, with evaluation between the passes."""
+    expected, found = (_trained(layer, kind, torch.ones(3, 4, 6)) for layer in (Encoder(), Encoder(half, reentrant)))
+    assert all(torch.equal(one, two) for one, two in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_whole_layer_that_checkpoints_its_own_weight(reentrant: bool) -> None:
+    gradients = []
+    for again in (True, False):
+        torch.manual_seed(0)
+        layer = CheckpointedLayer(reentrant)
+        if not again:
+            layer.forward = functools.partial(lambda self, x: torch.tanh(x @ self.weight.T), layer)  # type: ignore[method-assign]
+        x = torch.randn(3, 6, requires_grad=True)
+        model = nn.Sequential(layer)
+        mask, _optimizer = _attached(model)
+        mask(x).square().sum().backward()
+        gradients.append([x.grad, layer.weight.grad])
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.count_nonzero() < layer.weight.numel()
+    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_backward_pass_after_the_step_is_refused_and_leaves_nothing(reentrant: bool) -> None:
+    mask, optimizer = _attached(Checkpointed(nn.Linear(6, 5), reentrant))
     x = torch.randn(3, 6, requires_grad=True)
-    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
-        checkpoint(mask, x, use_reentrant=False) if around and not reentrant else mask(x)
-    nn.Linear(6, 5)(x).sum().backward()  # hooks on saved tensors work as before
-    assert checkpoint(nn.Linear(6, 5), x, use_reentrant=False).shape == (3, 5)
+    late = mask(x).sum()
+    train_step(mask, optimizer, x)
+    with pytest.raises(RuntimeError, match=r"an optimizer step came between.*call backward\(\) before step"):
+        late.backward()
+    train_step(mask, optimizer, x)
 
 
-def _by_method(layer: nn.TransformerEncoderLayer, run: Run) -> None:
-    inner = layer._ff_block
-    layer._ff_block = lambda x: run(inner, x)  # type: ignore[method-assign]
+def test_a_backward_pass_that_fails_shows_whole_weights_afterwards() -> None:
+    layer, x = Encoder("attend"), torch.randn(3, 4, 6, requires_grad=True)
+    model, _ = mrreg.thin(nn.Sequential(nn.Linear(6, 6), layer), p=0.5, k=3, example_inputs=x.detach())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    mrreg.attach(optimizer, model)
+    expected = model.eval()(x)
+    model.train()
+    hidden: list[Tensor] = []
+    handle = model[0].register_forward_hook(lambda *args: hidden.append(args[-1]))
+    out = model(x)
+    hidden[0].register_hook(lambda _: 1 / 0)  # type: ignore[no-untyped-call]
+    with pytest.raises(ZeroDivisionError):
+        out.sum().backward()
+    handle.remove()
+    assert torch.equal(model.eval()(x), expected)
+    assert type(model[0].weight) is nn.Parameter
 
 
-def _by_forward(layer: nn.TransformerEncoderLayer, run: Run) -> None:
-    inner = layer.linear1.forward
-    layer.linear1.forward = lambda input: run(inner, input)  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("put", [_by_method, _by_forward])
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_put_into_layers_of_torch_is_refused(put: Callable[..., None], reentrant: bool) -> None:
-    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
-    put(layer, functools.partial(checkpoint, use_reentrant=reentrant))
-    mask, _optimizer = _attached(layer)
-    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
-        mask(torch.randn(3, 4, 6, requires_grad=True))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_by_a_patched_class_is_refused(reentrant: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    mask, _optimizer = _attached(nn.Sequential(nn.Linear(6, 5), nn.Tanh()))
-    x, inner = torch.randn(3, 6, requires_grad=True), nn.Linear.forward
-    monkeypatch.setattr(nn.Linear, "forward", lambda *args: checkpoint(inner, *args, use_reentrant=reentrant))
-    with pytest.raises(RuntimeError, match="checkpoint around the MultirateMask"):
-        mask(x)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_inside_that_uses_no_masked_weight_is_right(reentrant: bool) -> None:
-    layers = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
-    mask, _optimizer = _attached(layers)
-    x = torch.randn(3, 6, requires_grad=True)
-    expected = torch.autograd.grad(mask(x).square().sum(), [x, *layers.parameters()])
-    tanh = layers[1].forward
-    layers[1].forward = lambda input: checkpoint(tanh, input, use_reentrant=reentrant)
-    mask(x).square().sum().backward()
-    assert all(p.grad is not None and torch.equal(p.grad, g) for p, g in zip([x, *layers.parameters()], expected))  # noqa: B905
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_a_language_model_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=20, n_positions=8, n_embd=16, n_layer=2, n_head=4, resid_pdrop=0.0)
+    found = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = transformers.GPT2LMHeadModel(config)
+        tokens = torch.arange(8)[None]
+        model, _ = mrreg.thin(model, p=0.5, k=3, example_inputs={"input_ids": tokens, "labels": tokens})
+        if again:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mrreg.attach(optimizer, model)
+        model.train()
+        for t in range(4):
+            torch.manual_seed(t)
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(list(model.parameters()))
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
 class Block(nn.Module):

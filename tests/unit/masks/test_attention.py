@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.attention import attend
+from mrreg.masks.attention import MultiheadAttention, attend
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -80,3 +80,22 @@ def test_a_head_that_is_left_out_counts_as_zero_in_the_output_projection(same: b
     with torch.no_grad():
         whole.out_proj.weight[:, [2, 3, 6, 7]] = 0
     torch.testing.assert_close(attend(small, *inputs)[0], whole(*inputs)[0])
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_units_of_one_input_that_are_left_out_count_as_zero(stream: int) -> None:
+    """With all heads there; in a thin model, whose attention modules have the class."""
+    torch.manual_seed(0)
+    whole = nn.MultiheadAttention(8, 4, kdim=6, vdim=10, batch_first=True).double()
+    small = MultiheadAttention(8, 4, kdim=6, vdim=10, batch_first=True).double()
+    small.load_state_dict(whole.state_dict())
+    name = ["q_proj_weight", "k_proj_weight", "v_proj_weight"][stream]
+    setattr(small, name, nn.Parameter(getattr(whole, name)[:, :5].detach()))
+    with torch.no_grad():
+        getattr(whole, name)[:, 5:] = 0
+    inputs = [torch.randn(BATCH, LENGTH, width).double() for width in (8, 6, 10)]
+    expected = whole(*inputs)[0]
+    inputs[stream] = inputs[stream][..., :5]
+    torch.testing.assert_close(small(*inputs)[0], expected)
+    query, key, value = inputs
+    torch.testing.assert_close(small(query=query, value=value, key=key)[0], expected)
