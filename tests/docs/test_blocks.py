@@ -30,7 +30,7 @@ class _Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer1, self.layer4 = nn.Linear(4, 8), nn.Linear(8, 8)
-        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
+        self.classifier = nn.Sequential(nn.Dropout(0.5))
         self.fc = nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor) -> Any:

@@ -45,7 +45,7 @@ def _bases(model: nn.Sequential) -> list[torch.optim.Optimizer]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")
+@pytest.mark.filterwarnings("ignore::mrreg.errors.NoEffectWarning")
 def test_the_tables_name_every_saved_key() -> None:
     model = nn.Sequential(mrreg.MultirateMask(nn.Linear(2, 2)), nn.BatchNorm1d(2), nn.Linear(2, 2))
     torchs = set()
