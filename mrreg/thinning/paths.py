@@ -9,11 +9,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from mrreg.errors import add_note
+from mrreg.isolation import deep_copy
 from mrreg.thinning.twin import (
     DoublePrecision,
     ExtremeNumbers,
     Inputs,
-    deep_copy,
     floats_in,
     frozen,
     outputs_in,
