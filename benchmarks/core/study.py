@@ -108,7 +108,6 @@ class Study(Generic[C, M]):
         return first + compared
 
     def execute(self, config: C, run: Run, context: Context) -> list[Result]:
-        """Execute one run."""
         execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds, context)
         return [execution.costs()] if execution.task.what == "costs" else execution.results()
 

@@ -55,7 +55,6 @@ def _rows(images: Tensor) -> Tensor:
 
 
 def _digits() -> Digits:
-    """1,797 images of 8 x 8 pixels; every third is a test image."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

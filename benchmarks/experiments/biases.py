@@ -117,7 +117,6 @@ def batches(data: Images, augmented: bool, generator: torch.Generator) -> Batche
 
 
 def comparisons(config: BiasesConfig) -> list[Comparison[Method]]:
-    """Return all methods, evaluated after every epoch."""
     epoch = -(-(config.images or IMAGES) // BATCH)
     return [Comparison(METHODS, config.seeds, each_epoch(epoch, config.epochs))]
 

@@ -96,7 +96,6 @@ def _batches(digits: Digits, chosen: Tensor, seed: int, *, transposed: bool = Fa
 
 
 def network(width: int) -> nn.Sequential:
-    """Return three hidden layers."""
     layers = [layer for pair in pairwise((64, width, width, width, CLASSES)) for layer in (nn.Linear(*pair), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 

@@ -123,7 +123,6 @@ class Regularizers(Generic[C]):
     methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
 
     def comparisons(self, config: C) -> list[Comparison[Method]]:
-        """Return one comparison for each setting."""
         found = []
         for setting in self.settings(config):
             thin = [name for name in setting.methods if name.startswith("thin") and name not in self.grid]
@@ -141,7 +140,6 @@ class Regularizers(Generic[C]):
         return found
 
     def build(self, config: C, method: Method, seed: int, job: Job) -> Loop:
-        """Return the training of a method."""
         torch.manual_seed(seed)
         model = self.network(config, method, job)
         if method.kind == "thin":
@@ -157,7 +155,6 @@ class Regularizers(Generic[C]):
         return self.loop(config, model, optimizer, seed, job)
 
     def _groups(self, config: C, method: Method, job: Job) -> mrreg.ThinReport:
-        """Return the groups of units, found once for all trainings."""
         key = (self.name, config, method, job.setting, job.data_dir)
         if key not in _GROUPS:
             model = self.network(config, method, job)
@@ -165,7 +162,6 @@ class Regularizers(Generic[C]):
         return _GROUPS[key]
 
     def shown(self) -> list[Shown]:
-        """Return what is shown of each setting of each preset."""
         return [
             self._shown(setting, frozenset({preset}))
             for preset, config in self.presets.items()

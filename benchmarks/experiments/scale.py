@@ -75,14 +75,12 @@ def counted() -> Iterator[list[int]]:
 
 
 def network(config: ScaleConfig) -> nn.Sequential:
-    """A trunk of wide layers, and a head that is fast."""
     torch.manual_seed(0)
     trunk = [layer for _ in range(config.depth) for layer in (nn.Linear(config.width, config.width), nn.ReLU())]
     return nn.Sequential(*trunk, nn.Linear(config.width, 10))
 
 
 def trainer(method: str, config: ScaleConfig, device: torch.device) -> Callable[[], None]:
-    """A call that trains one cycle by a method."""
     model = network(config).to(device)
     parallel = DistributedDataParallel(model, find_unused_parameters=method != SGD)
     hook: Any = reduce_due if method == DUE else allreduce_hook
@@ -172,7 +170,6 @@ def _as_counted(record: Record) -> list[float]:
 
 
 def _measured(record: Record) -> list[str]:
-    """Return bytes and seconds as sentences."""
     found = []
     for ranks, method in product(RANKS, METHODS):
         sent, seconds = (list(record.numbers(called(ranks), f"{method} {x}").values()) for x in ("bytes", "seconds"))

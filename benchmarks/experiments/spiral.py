@@ -187,7 +187,6 @@ def comparisons(config: SpiralConfig) -> list[Comparison[Callable[[Networks], Op
 
 
 def build(config: SpiralConfig, method: Callable[[Networks], Optimizer], seed: int, job: Job) -> Loop:
-    """Return the training of the networks of all seeds."""
     generators = Generators([DATA_STREAM + each for each in job.seeds])
     x, y, test_x, test_y = (part.to(job.device) for part in draw(generators, config.train, config.test))
     nets = Networks(job.seeds).to(job.device)

@@ -154,7 +154,6 @@ def draw_rows(plot: Bars, section: Section, record: Record, axes: Axes, looks: M
 
 
 def _legend(axes: Axes) -> None:
-    """Put the legend above the axes, where it hides no number."""
     _, labels = axes.get_legend_handles_labels()
     figure = axes.get_figure(root=True)
     assert figure is not None

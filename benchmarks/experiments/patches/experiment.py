@@ -139,7 +139,6 @@ NOTE = (
 
 
 def _section(preset: str, presets: frozenset[str]) -> Section:
-    """Return figure 2 with the methods of a preset."""
     methods = PRESETS[preset].methods
     return Section(
         "Figure 2", "Two learning rates at once on patch-augmented CIFAR-10", "%", 1,

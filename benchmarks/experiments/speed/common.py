@@ -47,7 +47,6 @@ class SpeedConfig:
 
 
 def runs(config: SpeedConfig) -> list[Run]:
-    """Return one run a case."""
     return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 

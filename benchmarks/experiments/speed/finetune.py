@@ -191,7 +191,6 @@ def by_hand(task: Task, k: int) -> Callable[[], None]:
 
 
 def execute(config: FinetuneConfig, run: Run, context: Context) -> list[Result]:
-    """Predict, then measure, everything in turns."""
     case: Case = run.options
     origin = task(case, context.device)
     with origin.autocast():
@@ -215,7 +214,6 @@ def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, 
 
 
 def _near(case: Case, k: int) -> Values:
-    """Return how much of the 10 % is left."""
 
     def values(record: Record) -> list[float]:
         predicted, found = (record.numbers(case.name, f"{what} k={k}") for what in ("predicted", "speed-up"))

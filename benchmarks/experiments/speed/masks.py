@@ -73,7 +73,6 @@ def network(case: Case, way: str) -> nn.Module:
 
 
 def trainer(case: Case, way: str, features: Tensor) -> Call:
-    """Return a call that trains for the cycles of a case."""
     torch.manual_seed(0)
     model = network(case, way).to(features.device)
     backend = ("aot_eager" if case.network == "4-8-4" else "inductor") if case.compiled else None
@@ -81,7 +80,6 @@ def trainer(case: Case, way: str, features: Tensor) -> Call:
 
 
 def inputs(case: Case) -> Tensor:
-    """Return the batch of a case."""
     return torch.randn(case.batch, *((SEQUENCE, WIDTH) if case.encoder else (int(case.network.split("-")[0]),)))
 
 

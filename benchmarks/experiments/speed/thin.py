@@ -110,7 +110,6 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
         options = f", p = {self.p}" * (self.p != 0.5) + f", k = {self.k}" * (self.k != 5) + ", compiled" * self.compiled
         return f"{self.network}, {self.optimizer}{options}"
 
@@ -150,7 +149,6 @@ PRESETS = {
 
 
 def trainer(case: Case, way: str, inputs: Tensor) -> Call:
-    """Return a call that trains for the cycles of a case."""
     torch.manual_seed(0)
     model: nn.Module = NETWORKS[case.network].build(case.p if way == "dropout" else 0.0).to(inputs.device)
     if way == "thin":
@@ -160,7 +158,6 @@ def trainer(case: Case, way: str, inputs: Tensor) -> Call:
 
 
 def inputs(case: Case) -> Tensor:
-    """Return the batch of a case."""
     return NETWORKS[case.network].inputs()
 
 

@@ -106,7 +106,6 @@ def load(name: str, source: str, longest: int, folder: Path | None = None, most:
 
 
 def _rows(file: Path, task: Glue) -> list[list[str]]:
-    """The columns that matter, label last; GLUE quotes nothing."""
     head, *lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
     names = head.split("\t")
     try:
@@ -126,7 +125,6 @@ def _tokens(rows: list[list[str]], labels: list[str], turn: Any, longest: int) -
 
 
 def _download(name: str, root: Path) -> None:
-    """Write a task of the `datasets` package as GLUE's files."""
     from datasets import load_dataset  # needed where there is a network only
 
     task = GLUE[name]

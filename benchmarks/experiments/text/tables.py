@@ -175,7 +175,6 @@ NOTE = (
 
 
 def name(recipe: Recipe, optimizer: str = "SGD", task: str = "SST-2") -> str:
-    """Return the method's name in the record."""
     return f"{task}, {optimizer}: {recipe.name}"
 
 

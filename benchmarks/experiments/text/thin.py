@@ -52,7 +52,6 @@ def network(config: Config, method: Method, job: Job) -> nn.Module:
 
 
 def loop(config: Config, net: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    """Return the training on the seed's own draw of texts."""
     name, count = job.setting
     whole = text_data.load(name, config.encoder, config.longest, job.data_dir).to(job.device)
     order = torch.randperm(len(whole.train), generator=torch.Generator().manual_seed(seed))

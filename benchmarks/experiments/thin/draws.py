@@ -61,7 +61,6 @@ def drawn(
 
 
 def parts(x: Tensor, y: Tensor) -> Iterator[Batch]:
-    """Yield the examples to evaluate on, some at a time."""
     yield from zip(x.split(CHUNK), y.split(CHUNK), strict=True)  # type: ignore[no-untyped-call]
 
 

@@ -57,7 +57,7 @@ PRESETS = {
     "cpu": Config(10, (Size(1000, 60), Size(5000, 24, ALONE[:5])), timings=6),
     "gpu": Config(10, (Size(1000, 200), Size(5000, 100), Size(50_000, 50))),
 }
-DEMO = Config(6, (Size(300, 40, FEW),), batch=25, width=400, validation=200, timings=5, points=12, wrong=0.2,
+DEMO = Config(5, (Size(300, 80, FEW),), width=600, validation=200, timings=3, points=8, lr=0.2, wrong=0.2,
               data="digits")  # fmt: skip
 PRESETS["demo"] = DEMO
 MORE = {
@@ -68,7 +68,6 @@ MORE = {
 
 
 def settings(config: Config) -> list[Setting]:
-    """Return one for each number of images."""
     what = mnist.NAMES[config.data]
     found = []
     for size in config.sizes:
@@ -80,7 +79,6 @@ def settings(config: Config) -> list[Setting]:
 
 
 def loop(config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    """Return the training on a seed's own draw of the images."""
     digits = replace(mnist.load(config.data, job.data_dir).to(job.device), draw=job.setting)
     train, validation = digits.without_last(config.validation), digits.validation(config.validation)
     y = mislabelled(train.y, config.wrong)
@@ -104,7 +102,6 @@ def mislabelled(y: Tensor, share: float) -> Tensor:
 
 
 def parts(digits: mnist.Digits) -> Iterator[Batch]:
-    """Yield the images to evaluate on, some at a time."""
     yield from digits.held_out(CHUNK)
 
 
@@ -124,7 +121,7 @@ STUDY = Regularizers(
     grid={**dict.fromkeys(TUNED, PAIRS), DECAY: [{"weight_decay": each} for each in (1e-3, 3e-3, 1e-2)]},
     note="784-1000-1000-10, batch 100, SGD with lr 0.1 and no momentum. The shares of pixels and hidden units that are "
     "left out, and the weight decay, are chosen among three on 5,000 other training images. Test accuracy is that of "
-    "the last step. In the demo: 64-400-400-10 on 8 x 8 pixels, batch 25, a fifth of the training labels wrong.",
+    "the last step. In the demo: 64-600-600-10, lr 0.2, a fifth of the training labels wrong.",
     data=lambda config: mnist.NAMES[config.data],
     at="steps",
 )  # fmt: skip

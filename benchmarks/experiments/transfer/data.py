@@ -35,7 +35,6 @@ def load(name: Name, folder: Path | None, train: int | None = None, test: int | 
 
 
 def _coloured(rows: Tensor) -> Tensor:  # (n, 784) between 0 and 1 -> (n, 3, 32, 32) bytes
-    """Digits in the middle of an image of three equal channels."""
     grey = F.pad((255 * rows).round().to(torch.uint8).view(-1, 1, 28, 28), (2, 2, 2, 2))
     return grey.expand(-1, 3, -1, -1)
 

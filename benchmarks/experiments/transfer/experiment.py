@@ -163,7 +163,6 @@ DIGITS = {
 
 
 def search(pair: Pair, lrs: Sequence[float]) -> Search:
-    """Return the search for everyone's learning rate."""
     return Search({method: [{"lr": lr} for lr in lrs] for method in pair.methods(OWN)}, of=pair.title)
 
 

@@ -25,21 +25,18 @@ benchmark = replace(BENCHMARK, presets={"smoke": replace(PRESETS["smoke"], epoch
 
 # Two trainings of about a second each, saved at every tenth of one.
 LONG = """
-from dataclasses import replace
 from benchmarks.core import checkpoints
-from benchmarks.core.comparison import Comparison
+from benchmarks.core.comparison import Comparison, evenly
 from benchmarks.core.study import Study
-from benchmarks.experiments.mnist.small import PRESETS, build, evenly
+from benchmarks.experiments.mnist.tables import PRESETS, build
 from benchmarks.experiments.mnist.training import Method
 
 def comparisons(config):
     methods = {"dropout": Method("dropout", (0.2, 0.5)), "masks": Method("masks", (0.2, 0.5))}
-    return [Comparison(methods, 1, evenly(600, 5), setting=100)]
+    return [Comparison(methods, 1, evenly(600, 5))]
 
 checkpoints.EVERY = 0.1
-study = Study("toy", PRESETS, comparisons, build)
-result = lambda config, outcome: {k: v for k, v in study.default_result(outcome).items() if k != "training seconds"}
-benchmark = replace(study, result=result).benchmark()
+benchmark = Study("toy", PRESETS, comparisons, build).benchmark()
 """
 
 SCRIPT = """
@@ -75,12 +72,14 @@ print(killed)
 
 
 def runs(folder: Path) -> dict[str, Any]:
-    """The runs of a record, without times and dates."""
+    """The runs of a record, without times, dates and seconds."""
     (path,) = folder.glob("*.json")
     record = json.loads(path.read_text())
     assert len(record["runs"]) == record["total"]
-    kept = ("method", "seeds", "results")
-    return {key: {name: run[name] for name in kept} for key, run in record["runs"].items()}
+    return {
+        key: [{name: value for name, value in result.items() if "seconds" not in name} for result in run["results"]]
+        for key, run in record["runs"].items()
+    }
 
 
 @pytest.mark.slow
