@@ -21,8 +21,7 @@ class LangevinSGD(torch.optim.Optimizer):
     """Descend with momentum and add noise, so that parameters explore at a chosen temperature.
 
     Discretized Langevin dynamics for one part of a network or all of it. At `temperature=0` it is `torch.optim.SGD`,
-    bit for bit; at `momentum=0` it is SGLD. Memory is that of SGD, and one more tensor of noise per parameter for the
-    duration of a step.
+    bit for bit; at `momentum=0` it is SGLD.
 
     Update with gradient g, noise xi ~ N(0, 1) and step size h:
 
@@ -31,9 +30,8 @@ class LangevinSGD(torch.optim.Optimizer):
 
     For small h the parameters settle into the density exp(-loss / temperature).
 
-    In a part of period k, h is k * lr: one gradient, with one draw of noise, moves the part by k * lr * buffer in all,
-    with drift in k moves and without in one. So from one of its gradients to the next it makes exactly the update above
-    with h = k * lr. If the noise had h = lr, it would be held for k steps and multiply the temperature by k.
+    In a part of period k, h is k * lr, since one draw of noise moves the part by k * lr * buffer from one of its
+    gradients to the next; with h = lr it would be held for k steps and multiply the temperature by k.
 
     Args:
         params: Parameters, named parameters or groups, as in `torch.optim.SGD`.
@@ -62,8 +60,8 @@ class LangevinSGD(torch.optim.Optimizer):
         0.04
 
     Note:
-        The global random state is neither read nor moved. The noise of a step is a function of the seed, the group, its
-        period and the number of its earlier draws: two whole numbers in `param_groups` that every way of saving keeps.
+        The global random state is neither read nor moved: noise is a function of the seed, the group, its period and
+        the number of its earlier draws, which are saved in `param_groups`.
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, eq. 2 and appendix A.

@@ -32,10 +32,9 @@ from mrreg.optim.part import Part, own_entries, prefixes, rebuild, state_for_bas
 class Multirate(Optimizer):
     """Train the parts of a network at different rates, each with an optimizer of its own.
 
-    A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. It
-    is an ordinary torch optimizer: the training loop, schedulers, hooks and checkpoints stay as they are. It needs no
-    more memory than the bases for `SGD` with momentum (not Nesterov's); otherwise drift needs one tensor per slow
-    parameter.
+    A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. The
+    training loop, schedulers, hooks and checkpoints stay as with any torch optimizer. Drift needs no memory for `SGD`
+    with momentum (not Nesterov's), and otherwise one tensor per slow parameter.
 
     At step t, for a part of period K:
 
@@ -53,9 +52,8 @@ class Multirate(Optimizer):
             over all steps since its last update, which saves no time and needs one more tensor per slow parameter.
         phase: Step of a part's first gradient, one number or one per part: it is due if t mod K == phase mod K. A
             group's own "phase" takes precedence. With `gradient="sum"`, K - 1 updates after every K gradients.
-        model: The module that holds all parameters of slow parts, and whose training forwards begin a step: from there
-            to the end of `step` parameters that are not due have requires_grad=False. Needed where a slow part takes
-            the gradient of its own step.
+        model: The module with all slow parameters. From its training forwards to the end of `step`, parameters that are
+            not due have requires_grad=False. Needed unless `gradient` is "mean" or "sum".
 
     Raises:
         TypeError: If an argument is of the wrong kind, or the model is missing.
@@ -63,23 +61,19 @@ class Multirate(Optimizer):
         RuntimeError: If the model is in a DistributedDataParallel that waits for the gradients of all parameters.
 
     Warns:
-        NoEffectWarning: Once, if fast parameters get no gradient between sync steps, or no forward of the model is
-            seen before a step, which then saves no time.
+        NoEffectWarning: Once for each thing that saves no time or trains nothing, as a forward that is not seen.
 
     Example:
-        >>> import mrreg
-        >>> import torch
+        >>> import mrreg, torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
         >>> stem, trunk, head = model
-        >>> optimizer = mrreg.Multirate(
-        ...     [
-        ...         (torch.optim.AdamW(head.parameters(), lr=1e-3), 1),
-        ...         (torch.optim.SGD(trunk.parameters(), lr=1e-3, momentum=0.9), 5),
-        ...         (torch.optim.SGD(stem.parameters(), lr=1e-3), 25),
-        ...     ],
-        ...     model=model,
-        ... )
+        >>> parts = [
+        ...     (torch.optim.AdamW(head.parameters(), lr=1e-3), 1),
+        ...     (torch.optim.SGD(trunk.parameters(), lr=1e-3, momentum=0.9), 5),
+        ...     (torch.optim.SGD(stem.parameters(), lr=1e-3), 25),
+        ... ]
+        >>> optimizer = mrreg.Multirate(parts, model=model)
         >>> for _ in range(7):
         ...     model(torch.randn(3, 4)).sum().backward()
         ...     optimizer.step()
@@ -95,8 +89,8 @@ class Multirate(Optimizer):
 
     Note:
         The clock counts the calls of `step` that find a gradient and are not skipped by a gradient scaler. A group's
-        "period" may be changed; it is read at the group's sync steps. Unlike in the paper, Algorithm 2 takes
-        the first fast gradient of a cycle before the slow parameters move.
+        "period" may be changed; it is read at its sync steps. Unlike in the paper, Algorithm 2 takes the first fast
+        gradient of a cycle before the slow parameters move.
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
@@ -227,8 +221,8 @@ class Multirate(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return numbers for a logger: steps done, share of entries that are due, and some for each part ("part0", …).
 
-        For each part: due at the next step (1 or 0), period, phase (steps since its last gradient), and with drift the
-        Euclidean norm of one step's motion. Where parameters are sharded, all ranks must call this.
+        These are: due (1 or 0), period, phase (steps since the last gradient), and with drift the Euclidean norm of one
+        step's motion. Where parameters are sharded, all ranks must call this.
         """
         return collect_metrics(self._parts(), self.state, self._drift)
 
@@ -289,8 +283,7 @@ class Multirate(Optimizer):
             state_dict: From `state_dict()` of an optimizer with the same parts, or of the base optimizer over the same
                 groups or over the parameters or the model that this one was built from.
         """
-        where = f"{type(self).__name__}.load_state_dict"
-        bases = [part.base for part in self._bases]
+        where, bases = f"{type(self).__name__}.load_state_dict", [part.base for part in self._bases]
         handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
             lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state, self._layouts)
         )
@@ -301,13 +294,8 @@ class Multirate(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = {
-            "_drift": self._drift,
-            "_layouts": self._layouts,
-            "_off": self._flags.off,
-            "_copied_bases": [part.for_copy() for part in self._bases],
-        }
-        return super().__getstate__() | ours
+        ours = {"_drift": self._drift, "_layouts": self._layouts, "_off": self._flags.off}
+        return super().__getstate__() | ours | {"_copied_bases": [part.for_copy() for part in self._bases]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a copy's attributes, or what torch passes on when it loads a saved state."""

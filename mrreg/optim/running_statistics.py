@@ -117,13 +117,13 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
     `model.modules()` that has some or, if there is none, with the first one after it.
 
     Args:
-        optimizer: A `Multirate`, `MultirateSGD` or `MultirateAdamW`, also in Accelerate's or Lightning's wrapper.
+        optimizer: A `Multirate`, also in Accelerate's or Lightning's wrapper.
         model: The model, with BatchNorm1d to 3d or SyncBatchNorm layers.
         statistics: "every", "sync" or "never".
 
     Returns:
-        A handle: `handle.remove()` takes everything back, `handle.layers` are the names of the slow layers,
-        `handle.statistics` is the policy. It is a context manager too.
+        A handle, also a context manager: `remove()` takes everything back, `layers` names the slow layers, `statistics`
+        is the policy.
 
     Raises:
         TypeError: If an argument is of the wrong kind.

@@ -59,9 +59,8 @@ class TwoScales(Multirate):
 class MultirateSGD(TwoScales):
     """`torch.optim.SGD` that trains most of a network at every k-th step only: the paper's optimizer.
 
-    Fine-tuning with a small fast part takes about half the time of ordinary training, and the loop is unchanged. With
-    momentum (not Nesterov's) it needs no more memory than `torch.optim.SGD`; otherwise drift needs one tensor per slow
-    parameter.
+    Fine-tuning with a small fast part takes about half the time of ordinary training, and the loop is unchanged. Memory
+    as in `Multirate`.
 
     Update at step t (Algorithm 1; with weight decay Algorithm A1):
 
@@ -79,24 +78,21 @@ class MultirateSGD(TwoScales):
         drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far
             once per cycle (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
-            "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number.
-            The words are kept as "slow_lr" in the slow groups and applied at each step, so that no schedule of "lr"
-            changes the ratio. A number becomes the groups' "lr", unless they have their own.
+            "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number,
+            which becomes the groups' "lr". The words are applied at each step, so that no schedule undoes them.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
-        model: The model, where `params` are groups or parameters: its training forwards say when no slow gradient is
-            needed, so it must have one where a part is slow, unless `gradient` is "mean" or "sum".
+        model: As in `Multirate`; left out where `params` is the model.
         options: Those of `torch.optim.SGD`. Paper: momentum mu; weight_decay omega, once per gradient.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong kind, or the model is missing.
         ValueError: If a number is out of range, or `fast` does not fit `params`.
 
     Warns:
-        NoEffectWarning: If k > 1 and no parameter is slow; if no forward of the model is seen before a step.
+        NoEffectWarning: As in `Multirate`, and if k > 1 and no parameter is slow.
 
     Example:
-        >>> import mrreg
-        >>> import torch
+        >>> import mrreg, torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> optimizer = mrreg.MultirateSGD(model, lr=1e-3, k=5, fast="2", momentum=0.9)
@@ -121,8 +117,7 @@ class MultirateAdamW(TwoScales):
     """`torch.optim.AdamW` that trains most of a network at every k-th step only.
 
     For the Transformers that are fine-tuned with AdamW. Moments and step count of the slow part advance at its
-    gradients only; in between it repeats the step it took, decay included. With drift it needs one tensor per slow
-    parameter beyond `torch.optim.AdamW`.
+    gradients only; in between it repeats the step it took, decay included, which needs one tensor per slow parameter.
 
     Update at step t, with d_S the displacement of AdamW's step per unit of lr:
 

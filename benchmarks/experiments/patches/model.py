@@ -69,7 +69,7 @@ class Copies(nn.Module):
 
     def __init__(self, net: nn.Module, k: int, period: int) -> None:
         super().__init__()
-        self.net, self.slow = net, deepcopy(net)
+        self.slow, self.net = deepcopy(net), net  # what is fast comes last, as in other models
         self.k, self.period, self.done = k, period, 0
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
