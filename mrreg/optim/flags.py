@@ -84,7 +84,9 @@ class Flags:
         if wrapper is not None and wrapper not in self._wrappers:
             self._wrappers.add(wrapper)
             self._compare_clocks(wrapper)
-        if not self._waiting or not self._enabled or not (training or self._opens_in_eval) or self.off:
+        if not self._waiting or not self._enabled or not (training or self._opens_in_eval):
+            return
+        if any(not p.requires_grad for p in self._off):  # at every forward but the first of a step
             return
         self.show()
         self._had_gradient = has_gradient(self._wanted)
