@@ -269,7 +269,7 @@ def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: b
 
     class Policy(transformers.TrainerCallback):
         def on_train_begin(self, *_: Any, **now: Any) -> None:
-            mrreg.batch_norm(now["optimizer"], now["model"], None if resume else options.statistics)
+            mrreg.batch_norm(now["optimizer"], now["model"], options.statistics)
 
     model = new_model(options)
     chosen: Any = (mrreg.MultirateAdamW, {"model": model, "weight_decay": 0.1, **settings(model)})

@@ -101,12 +101,12 @@ def test_a_step_that_the_scaler_skips_is_none(use: Any, stop: int, tmp_path: Pat
     assert same(undisturbed, resumed)
 
 
-def trained(model: Any, arguments: Any, resume: str | None, /, **options: Any) -> Any:
+def trained(net: Any, arguments: Any, resume: str | None, **options: Any) -> Any:
     """A Trainer, after training with the class and its options."""
     import transformers
 
     chosen: Any = (mrreg.MultirateAdamW, {"lr": 1e-2, "k": K, **options})
-    each = transformers.Trainer(model, arguments, train_dataset=Sentences(), optimizer_cls_and_kwargs=chosen)
+    each = transformers.Trainer(net, arguments, train_dataset=Sentences(), optimizer_cls_and_kwargs=chosen)
     each.train(resume_from_checkpoint=resume)
     return each
 
@@ -158,6 +158,17 @@ def test_without_the_model_the_trainer_is_told_how_to_give_it(tmp_path: Path) ->
     model = bert()
     with pytest.raises(TypeError, match=r"MultirateAdamW: model must be the .* with all slow parameters"):
         trained(model, trainer_arguments(tmp_path, STOP, True), None, fast=model.classifier)
+
+
+def test_an_lr_that_is_left_out_is_not_the_trainer_s(tmp_path: Path) -> None:
+    import transformers
+
+    model = bert()
+    chosen: Any = (mrreg.MultirateAdamW, {"model": model, "k": K, "fast": "classifier"})
+    arguments = trainer_arguments(tmp_path, STOP, True)
+    each = transformers.Trainer(model, arguments, train_dataset=Sentences(), optimizer_cls_and_kwargs=chosen)
+    with pytest.warns(mrreg.NoEffectWarning, match=rf"lr was left out and is 0.001, .* {arguments.learning_rate} on"):
+        each.create_optimizer()
 
 
 def test_a_second_trainer_on_a_model_in_mid_cycle_finds_all_parameters(tmp_path: Path) -> None:
