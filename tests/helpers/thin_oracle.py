@@ -1,7 +1,7 @@
 """What training a thin model must do, literally: whole networks, columns at zero, entries put back after every step."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -133,15 +133,24 @@ class LiteralTraining:
 
 
 def check_training(
-    model: nn.Module, inputs: Any, make: Make, k: int = 3, p: Any = 0.5, steps: int | None = None, **options: Any
-) -> Mapping[str, Any]:
+    model: nn.Module, inputs: Any, make: Make, k: int = 3, p: Any = 0.5, **options: Any
+) -> mrreg.ThinReport:
     """Train a float64 model thin for a cycle and two steps more, and literally; return the report of `thin`."""
     plain = copy.deepcopy(model)
     model, report = mrreg.thin(model, p=p, k=k, example_inputs=inputs, boost=k, **options)
+    check_steps(model, plain, report, inputs, make, k + 2)
+    return report
+
+
+def check_steps(
+    model: nn.Module, plain: nn.Module, report: mrreg.ThinReport, inputs: Any, make: Make, steps: int
+) -> None:
+    """Train a thin model whose boost is k, and its plain copy literally."""
+    k = report.k
     ours = make(model.parameters())
     mrreg.attach(ours, model)
     literal = LiteralTraining(plain, report.groups, make, k, boost=k, rescale=True)
-    for t in range(steps or k + 2):
+    for t in range(steps):
         with NoDropout():
             torch.manual_seed(t)  # for blocks that are left out at random
             expected = literal.step(inputs)
@@ -157,7 +166,6 @@ def check_training(
         torch.testing.assert_close(loss.detach(), expected, rtol=1e-9, atol=1e-9)
         for (key, value), wanted in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
             torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9, msg=key)
-    return report
 
 
 def _by_entry(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:

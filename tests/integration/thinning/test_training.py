@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.architectures import ARCHITECTURES, build
+from helpers.architectures import build
 from helpers.thin_oracle import Make, check_training
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
@@ -17,6 +17,21 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+# the others are alike for the optimizer: docs/coverage.md has a step of each
+UNLIKE = (
+    "lenet",
+    "resnext",
+    "mobilenet_v3",
+    "efficientnet",
+    "vit",
+    "swin",
+    "decoder",
+    "bert",
+    "gpt2",
+    "llama",
+    "t5",
+    "phi3",
+)
 WITH_MOMENTUM = ("mlp", "resnet18", "bert")  # what an optimizer does to entries does not depend on the model
 
 
@@ -41,7 +56,7 @@ def as_double(value: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"), [*((name, "AdamW") for name in ARCHITECTURES), *((name, "SGD") for name in WITH_MOMENTUM)]
+    ("name", "optimizer"), [*((name, "AdamW") for name in UNLIKE), *((name, "SGD") for name in WITH_MOMENTUM)]
 )
 def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
     check_training(*double(name), OPTIMIZERS[optimizer], K)
