@@ -35,6 +35,8 @@ WHERE = "swap_dropout"
 DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 DROPOUTS = nn.modules.dropout._DropoutNd
 NO_ZEROS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPS = ("input", "p", "training")
+ATTENDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 TAKEN = "the units beside it already stand for another dropout"
 HELD = (
     "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
@@ -44,16 +46,10 @@ HELD = (
 
 @dataclass(frozen=True)
 class Swap:
-    """Outcome for one source of dropout.
-
-    Args:
-        what: The dropout.
-        masks: Kind of the units that are absent in its place, by layer; empty where it was left.
-        reason: Reason for the outcome.
-    """
+    """Outcome for one source of dropout."""
 
     what: str
-    masks: Mapping[str, str]
+    masks: Mapping[str, str]  # kind of the units that are absent in its place, by layer; empty where it was left
     reason: str
 
     @property
@@ -135,22 +131,17 @@ def swap_dropout(
     """
     check_model(WHERE, model)
     k = check_int(WHERE, "k", k)
-    check(
-        rescale is None or isinstance(rescale, bool), WHERE, "rescale", "None, True or False", rescale, kind=TypeError
-    )
-    remedy = "Units are found by following a forward."
-    check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None, remedy)
+    valid = rescale is None or isinstance(rescale, bool)
+    check(valid, WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
+    check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
     read_inputs(example_inputs)
-    sites, swaps, chosen, thin, obstacle = dict(_sites(model)), dict[str, Swap](), dict[str, list[Option]](), None, ""
+    sites, chosen, swaps, thin, obstacle = dict(_sites(model)), dict[str, list[Option]](), dict[str, Swap](), None, ""
     twin = double_copy(model)
     try:
         with probing(twin):
-            open_sites = {path: site for path, site in sites.items() if not site.reason}
-            find_choices(model, twin, example_inputs, open_sites)
-            swaps = {
-                **_in_functions(twin, read_inputs(example_inputs)),
-                **_drop_paths(twin, read_inputs(example_inputs)),
-            }
+            find_choices(model, twin, example_inputs, {path: each for path, each in sites.items() if not each.reason})
+            swaps = _in_functions(twin, read_inputs(example_inputs))
+            swaps |= _drop_paths(twin, read_inputs(example_inputs))
         chosen, thin = _search(model, k, example_inputs, sites)
     except Exception as error:
         _run_plainly(model, example_inputs)
@@ -238,14 +229,9 @@ def _outcome(site: Site, options: list[Option] | None, obstacle: str) -> Swap:
 
 def _drop_paths(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
     """Return what becomes of modules that drop a residual branch at random: how `thin` has blocks off instead."""
-    found = {
-        path: vars(m).get("drop_prob", vars(m).get("p"))
-        for path, m in twin.named_modules()
-        if DROP_PATH.search(type(m).__name__)
-    }
-    found = {path: p for path, p in found.items() if isinstance(p, float) and p}
-    blocks = residual_blocks(twin, inputs) if found else []
-    swaps = {}
+    named = [(path, vars(module)) for path, module in twin.named_modules() if DROP_PATH.search(type(module).__name__)]
+    found = {path: p for path, own in named if (p := own.get("drop_prob", own.get("p")))}
+    blocks, swaps = residual_blocks(twin, inputs) if found else [], {}
     for path, p in found.items():
         name = next((block for block in blocks if within(block, path)), "the block around it")
         call = f'mrreg.thin(model, p={{"blocks": {{"{name}": {p:g}}}}}, ...)'
@@ -278,16 +264,9 @@ class _Functions(TorchFunctionMode):
         attends = name == "scaled_dot_product_attention"
         if "dropout" not in name and not attends:
             return func(*args, **kwargs)
-        names = (
-            ("query", "key", "value", "attn_mask", "dropout_p", "is_causal") if attends else ("input", "p", "training")
-        )
-        given = dict(zip(names, args, strict=False)) | kwargs
-        p = (
-            given.get("dropout_p", 0.0)
-            if attends
-            else given.get("p", 0.5) * given.get("training", given.get("train", True))
-        )
-        if p:
+        given = dict(zip(ATTENDS if attends else DROPS, args, strict=False)) | kwargs
+        on = given.get("training", given.get("train", True))
+        if p := given.get("dropout_p", 0.0) if attends else given.get("p", 0.5) * on:
             why = ATTENTION if attends else "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
             path = max(self.tracker.parents, key=len).partition(".")[2]
             self.found.setdefault(f"{path}: {name}()".removeprefix(": "), Swap(f"{name}() with p={p:g}", {}, why))

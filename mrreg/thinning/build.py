@@ -219,6 +219,7 @@ def unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:
     reasons = {p: "has a MultirateMask of its own" for p, m in model.named_modules() if isinstance(m, MultirateMask)}
     embeddings = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     reasons |= {path: "has sparse gradients" for path, module in embeddings if module.sparse}
+    reasons |= {path: "writes to its weight in the forward" for path, module in embeddings if module.max_norm}
     for path, slot in product(reasons, group.slots):
         if within(path, slot.name):
             places = [(slot.name, slot.dim) for slot in group.slots]

@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Build, dict[str, dict[str, str]]]] = {
         },
     ),
 }
-CASES["tagger"][1].update({"drop": {"embed": "output", "out": "input"}})
+CASES["tagger"][1].update({"drop": {"embed": "hidden", "out": "input"}})
 CASES["language model"][1].update({"drop": dict.fromkeys(["words", "places", "proj", "down"], "output")})
 
 
