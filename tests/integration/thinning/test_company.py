@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.architectures import build
 from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
-from helpers.thin_oracle import LiteralTraining, absent_entries, call, loss_of
+from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -251,22 +251,3 @@ def test_gpt2_generates_in_the_middle_of_a_cycle(training: bool) -> None:
     if not training:
         assert torch.equal(words, plain.eval().generate(ids, **options))
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_:FutureWarning")
-def test_checkpointing_of_transformers_is_refused_in_the_name_of_thin(late: bool) -> None:
-    model: Any
-    model, inputs = build("gpt2")
-    model.train()
-    if late:
-        model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
-        optimizer = momentum(model.parameters())
-        mrreg.attach(optimizer, model)
-    model.gradient_checkpointing_enable()
-    with pytest.raises(RuntimeError, match=r"^thin: activation checkpointing inside a thin model .*\. Switch it off"):
-        call(model, inputs) if late else mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
-    model.gradient_checkpointing_disable()
-    if not late:
-        mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
-    assert mask_of(model).groups

@@ -362,13 +362,7 @@ class Checkpointed(nn.Sequential):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_inside_is_refused_and_around_is_right(reentrant: bool) -> None:
-    inner = install(Checkpointed(*net()), GROUPS, k=3)
-    inner.reentrant = reentrant
-    optimizer = SGD(inner.parameters(), lr=0.1)
-    mrreg.attach(optimizer, inner)
-    with pytest.raises(RuntimeError, match="checkpoint"):
-        loss_of(inner(batch(0))).backward()  # type: ignore[no-untyped-call]
+def test_checkpointing_inside_and_around_is_right(reentrant: bool) -> None:
     model, _ = attached()
     features = batch(0).requires_grad_()
     loss_of(model(features)).backward()  # type: ignore[no-untyped-call]
@@ -376,6 +370,38 @@ def test_checkpointing_inside_is_refused_and_around_is_right(reentrant: bool) ->
     model.zero_grad()
     loss_of(checkpoint(model, features, use_reentrant=reentrant)).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+    inner = install(Checkpointed(*net()), GROUPS, k=3)
+    inner.reentrant = reentrant
+    optimizer = SGD(inner.parameters(), lr=0.1)
+    mrreg.attach(optimizer, inner)
+    loss_of(inner(features)).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close([p.grad for p in inner.parameters()], expected)
+
+
+class Optional(nn.Module):
+    """Reads its hidden units in two ways, of which the second is not searched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.head = nn.Linear(6, 8), nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 3))
+
+    def forward(self, x: Tensor, way: str = "known") -> Any:
+        h = torch.tanh(self.up(x))
+        return self.down(h) if way == "known" else self.head(h) if way == "module" else h + self.head[0].weight[0]
+
+
+@pytest.mark.parametrize(("way", "named"), [("module", "'head.0' (Linear)"), ("direct", "'' (Optional)")])
+def test_the_error_of_an_untried_path_says_that_units_are_absent(way: str, named: str) -> None:
+    model, _ = mrreg.thin(Optional(), p=0.5, k=3, example_inputs=torch.randn(2, 6))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    with pytest.raises(RuntimeError) as raised:
+        model(torch.randn(4, 6), way)
+    told = " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert (
+        f"thin: units are absent in this step. If {named} runs without thin, example_inputs took another path" in told
+    )
+    model.eval()(torch.randn(4, 6), way)
 
 
 def test_compiles_to_two_graphs_and_none_later() -> None:

@@ -197,29 +197,9 @@ class Checkpointed(Net):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("in_training", [False, True])
-@pytest.mark.filterwarnings("ignore:thin. no group")
-def test_a_checkpoint_of_thin_layers_is_refused_before_training(reentrant: bool, in_training: bool) -> None:
-    model = Checkpointed(reentrant, in_training)
-    with pytest.raises(
-        RuntimeError, match=r"thin: activation checkpointing inside a thin model .* Switch it off, or make"
-    ):
-        mrreg.thin(model, example_inputs=X)
-    assert type(model) is Checkpointed
-    model.reentrant, model.in_training = False, True
-    mrreg.thin(model, p=0.0, example_inputs=X)
-
-
-def test_a_checkpoint_of_layers_that_read_absent_inputs_is_refused_before_training() -> None:
-    class Around(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4))
-
-        def forward(self, x: Tensor) -> object:
-            return checkpoint(self.inner, x, use_reentrant=False) if self.training else self.inner(x)
-
-    with pytest.raises(RuntimeError, match="thin: activation checkpointing inside a thin model"):
-        mrreg.thin(Around(), example_inputs=X, include=["inputs"])
+def test_layers_in_a_checkpoint_are_searched_and_tried(reentrant: bool, in_training: bool) -> None:
+    _, report = mrreg.thin(Checkpointed(reentrant, in_training), example_inputs=X)
+    assert report["up"].admitted
 
 
 def test_modules_inside_a_checkpoint_can_be_thin() -> None:
