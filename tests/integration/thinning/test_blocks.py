@@ -110,9 +110,9 @@ class Literal:
                 p.grad = None
             loss = loss_of(self.forward(self.model, inputs, [], 1.0))
             loss.backward()  # type: ignore[no-untyped-call]
-            held = {
-                name for (name, _), grad in zip(self.model.named_parameters(), gradients, strict=True) if grad is None
-            }
+            own = {name for block in self.group.blocks for name in block.parameters}  # a norm before a branch is none
+            names = [name for name, _ in self.model.named_parameters()]
+            held = {name for name, grad in zip(names, gradients, strict=True) if grad is None and name in own}
         before = {name: p.detach().clone() for name, p in self.model.named_parameters()}
         self.optimizer.step()
         if not masked:
