@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import takewhile
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -57,17 +58,28 @@ def check_torch_layers(where: str, what: str, module: nn.Module) -> None:
             raise invalid_argument(TypeError, where, what, "made of torch's own layers", found, remedy)
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings, iterables and dataclasses, such as a module's inputs or outputs."""
+def tensors_in(value: object, objects: int = 0) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings, iterables and dataclasses, such as a module's inputs or outputs.
+
+    Args:
+        value: What is looked into.
+        objects: How deep to look into other objects, whose attributes are tensors or objects again (distributions).
+            Lists in attributes are passed by: caches have them.
+    """
+    inner: Iterable[Any] = ()
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        yield from tensors_in(tuple(value.values()))
+        inner = value.values()
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from tensors_in(tuple(getattr(value, field.name) for field in fields(value)))
+        inner = [getattr(value, field.name) for field in fields(value)]
     elif isinstance(value, tuple | list | set | frozenset | deque):
-        for each in value:
-            yield from tensors_in(each)
+        inner = value
+    elif objects and hasattr(value, "__dict__") and not isinstance(value, type):
+        inner = [each for each in vars(value).values() if isinstance(each, Tensor) or hasattr(each, "__dict__")]
+        objects -= 1
+    for each in inner:
+        yield from tensors_in(each, objects)
 
 
 def has_stock_forward(module: nn.Module) -> bool:

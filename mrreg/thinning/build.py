@@ -1,8 +1,7 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any, TypeVar
 
@@ -13,24 +12,24 @@ from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
 from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
-from mrreg.module_utils import check_materialized, check_torch_layers, within
+from mrreg.module_utils import check_materialized, check_torch_layers, owner, within
+from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks, named_by
-from mrreg.thinning.counts import Shares, with_counts
+from mrreg.thinning.counts import KINDS, Shares, with_counts
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
-from mrreg.thinning.paths import Path, set_mode
+from mrreg.thinning.paths import Path, SingleElements, Watch, copied, forward, set_mode
 from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
-from mrreg.thinning.trial import Admission, admit, draws, thinned
-from mrreg.thinning.twin import WHERE, Inputs, double_copy, named_tensors, probing, read_inputs
+from mrreg.thinning.trial import draws, thinned
+from mrreg.thinning.twin import LOG, WHERE, Inputs, frozen, named_tensors, read_inputs, state_kept
 
 Model = TypeVar("Model", bound=nn.Module)
-LOG = logging.getLogger("mrreg")
-Choose = Callable[[list[UnitGroup]], list[UnitGroup]]
+Choose = Callable[[list[UnitGroup], Sequence[Refusal]], list[UnitGroup]]
 
 
 def thin(
     model: Model,
-    p: Shares = 0.5,
+    p: Shares | None = None,
     k: int = 5,
     example_inputs: Any = None,
     *,
@@ -57,16 +56,17 @@ def thin(
         model: Any module, on the device where it will be trained. It is changed in place and returned: its class stays
             for `isinstance`, and so do its parameters and its state dict.
         p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
-            eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels". A mapping
-            gives p for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths,
-            which go before kinds; what it does not name is not dropped. "blocks" takes a number, for all modules with a
-            skip connection of their own, or a mapping from patterns of module paths to numbers: those modules are not
+            eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels"; None means
+            0.5 for hidden units (0.25 in models with heads), 0.25 for heads and 0.125 for channels. A mapping gives p
+            for kinds ("inputs" and "stream", the residual sum, too) and for glob patterns of module paths, which go
+            before kinds; what it does not name is not dropped. "blocks" takes a number, for all modules with a skip
+            connection of their own, or a mapping from patterns of module paths to numbers: those modules are not
             called while they are off, and round(sum of p) of them are.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of arguments, or a mapping of keyword
             arguments. A batch of one or two short examples is enough. Needed unless there is a `plan`.
         include: Kinds and glob patterns: only these groups lose units. A pattern takes a group if it matches the path
-            of a module that makes its units.
+            of a module that makes its units; "inputs" and "stream" have to be named by kind.
         exclude: Kinds and glob patterns of groups that lose none.
         rescale: Multiply what is read of the kept units by n/m on masked steps, as `nn.Dropout` does.
         boost: Factor of the absent units' update on the k-th step, at least 0. None: k where updates are multiples of
@@ -100,19 +100,42 @@ def thin(
     """
     check_model(model, searched=plan is None)
     k = check_int(WHERE, "k", k)
+    check_type(WHERE, "rescale", rescale, bool, "True or False")
     if plan is None:
         report = search(model, k, example_inputs, *_choice(model, p, include, exclude, example_inputs))
+        _warn_of_choice(report, p, include)
     else:
         report = fitting(model, plan, k)
+    if report.dropouts:
+        remedy = "Set its p to 0, or call mrreg.swap_dropout instead of thin"
+        warn(f"{WHERE}: the model still has dropout, in {quoted(report.dropouts)}. {remedy}.", UserWarning)
     if not report.groups:
         warn(f"{WHERE}: no group of units loses any, so training goes on as before.")
     elif k == 1 and boost in (None, 1):
-        problem = (
-            "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training goes on as before"
-        )
+        problem = "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training is as before"
         warn(f"{WHERE}: {problem}. Choose a k of at least 2.")
     install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale, flops=report.flops)
     return model, report
+
+
+def _warn_of_choice(report: ThinReport, p: Shares | None, include: Iterable[str] | None) -> None:
+    """Warn once of names under which no group loses units, and of a p that leaves one unit."""
+    asked = dict(p) if isinstance(p, Mapping) else {}
+    idle = []
+    for name in dict.fromkeys([*(name for name, share in asked.items() if share), *(include or ())]):
+        entries = [entry for entry in report.values() if _named(name, entry)]
+        if not any(entry.admitted for entry in entries):
+            reasons = sorted({entry.reason for entry in entries}) or ["the model has none"]
+            idle.append(f"{name!r}: {'; '.join(reasons)}")
+    if idle and report.groups:
+        warn(f"{WHERE}: no group loses units for {'. For '.join(idle)}.")
+    if 1 in (asked.values() if asked else [p]):
+        warn(f"{WHERE}: p is 1, which leaves one unit of each group. Choose a smaller one, such as 0.5.", UserWarning)
+
+
+def _named(name: str, entry: ThinEntry) -> bool:
+    paths = [*(owner(slot.name) for slot in entry.slots), *(block.name for block in entry.blocks)]
+    return entry.kind == name if name in KINDS else any(fnmatchcase(path, name) for path in paths)
 
 
 def check_model(model: nn.Module, searched: bool = True) -> None:
@@ -128,13 +151,21 @@ def check_model(model: nn.Module, searched: bool = True) -> None:
 
 
 def _choice(
-    model: nn.Module, p: Shares, include: Iterable[str] | None, exclude: Iterable[str] | None, example_inputs: Any
+    model: nn.Module,
+    p: Shares | None,
+    include: Iterable[str] | None,
+    exclude: Iterable[str] | None,
+    example_inputs: Any,
 ) -> tuple[Choose, dict[str, float]]:
     """Return what chooses among groups as the arguments say, and p of the modules that could be blocks."""
     include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
     exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
     named = chosen_blocks(model, p, include, example_inputs)  # also those that are excluded, whose names are no mistake
-    choose = partial(with_counts, p=p, include=include, exclude=exclude, blocks=named)
+
+    def choose(groups: list[UnitGroup], refusals: Sequence[Refusal]) -> list[UnitGroup]:
+        refused = [owner(place[0]) for each in refusals for place in each.places]
+        return with_counts(groups, p, include, exclude, named, refused)
+
     return choose, {path: each for path, each in named.items() if not named_by(path, exclude or ())}
 
 
@@ -151,28 +182,29 @@ def search(
         model: A model that `thin` would take; it is only read.
         k: Steps per cycle.
         example_inputs: As in `thin`.
-        choose: Returns the groups with the numbers of units that they keep.
+        choose: Returns the groups, given those that were found and what is none, with the units that they keep.
         chosen: p of each module that is to be a block, by path.
     """
-    read_inputs(example_inputs)  # complains before the copy is made
-    twin = double_copy(model)
-    with probing(twin):
+    with copied(model, example_inputs) as (twin, paths):
         LOG.info("%s: looking for groups of units", WHERE)
         groups, refusals = _found(model, twin, example_inputs)
+        watch, singles = Watch(), SingleElements()
+        with frozen(twin), state_kept(twin):
+            forward(twin, read_inputs(example_inputs), paths[0], watch, singles)
         blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen) if chosen else ([], {})
-        groups, inputs = choose([*groups, *blocks]), read_inputs(example_inputs)
+        groups, inputs = choose([*groups, *blocks], refusals), read_inputs(example_inputs)
         dropped = [group for group in groups if group.kept < group.units and not group.blocks]
         LOG.info("%s: trying %d of %d groups", WHERE, len(dropped), len(groups))
-        admission = admit(twin, inputs, dropped)
+        admission = admit(twin, inputs, dropped, paths)
         changed = [each for found in admission.overrides.values() for each in found]
         overrides = list({(each.module, each.attribute): each for each in changed}.values())
         blocks = [group for group in blocks if group.kept < group.units]
         LOG.info("%s: counting FLOPs", WHERE)
-        flops, unchanged = _counted(model, twin, inputs, admission, overrides, blocks)
-    _warn_of_other_paths(admission.paths)
+        flops, unchanged = _counted(model, twin, inputs, admission, overrides, blocks, paths)
+    _warn_of_example(paths, singles.found)
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
-    return ThinReport(entries, overrides, k, flops, unchanged, signature(model))
+    return ThinReport(entries, overrides, k, flops, unchanged, signature(model), list(watch.found))
 
 
 def _found(model: nn.Module, twin: nn.Module, example_inputs: Any) -> tuple[list[UnitGroup], list[Refusal]]:
@@ -189,17 +221,18 @@ def _counted(
     admission: Admission,
     overrides: Sequence[AttributeOverride],
     blocks: Sequence[UnitGroup],
+    paths: Sequence[Path],
 ) -> tuple[tuple[int, int], dict[str, float]]:
     """Try blocks along with units, and count FLOPs of a masked and of a plain step, and the shares of whole modules."""
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
-    set_mode(twin, admission.paths[0])
+    set_mode(twin, paths[0])
     plain, whole = step_flops(twin, inputs)
     units = list(admission.groups)
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
         for group in blocks:
             admit_blocks(twin, inputs, admission, group)
-        set_mode(twin, admission.paths[0])
+        set_mode(twin, paths[0])
         masked, small = step_flops(twin, inputs)
         for group in admission.groups[len(units) :]:
             with switched(twin, group.blocks, Switched.all(group)):
@@ -208,10 +241,14 @@ def _counted(
     return (masked, plain), {name: n / plain for name, n in whole.items() if small.get(name) == n and n}
 
 
-def _warn_of_other_paths(paths: Sequence[Path]) -> None:
+def _warn_of_example(paths: Sequence[Path], singles: Iterable[str]) -> None:
+    """Warn where the example inputs cannot show all that a forward does."""
     if others := [path.name for path in paths if path.other]:
         problem = f"the forward takes another path{' and'.join(others)}, and may take more"
         warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning)
+    if singles:
+        problem = f"on example_inputs, {' and '.join(singles)} runs along a dimension of one element"
+        warn(f"{WHERE}: {problem}, where it hides what it mixes. Give larger example_inputs.", UserWarning)
 
 
 def unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:

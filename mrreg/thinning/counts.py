@@ -5,27 +5,39 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import get_args
 
-from mrreg.errors import check_number, invalid_argument, unknown_name
+from mrreg.errors import check_share, invalid_argument, unknown_name
 from mrreg.masks.groups import Kind, UnitGroup
 from mrreg.module_utils import owner
 from mrreg.thinning.twin import WHERE
 
 Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too
 KINDS: tuple[str, ...] = get_args(Kind)
-INNER = ("hidden", "heads", "channels")  # dropped by a plain number
+DEFAULTS = {"hidden": 0.5, "heads": 0.25, "channels": 0.125}  # p of what a plain number drops
+HIDDEN_BESIDE_HEADS = 0.25  # p of hidden units where there are heads
+INNER = tuple(DEFAULTS)
 MULTIPLE = 8  # of channels: with it convolutions are fast
 SPARE = 1.5  # most channels that go for that multiple, over what p asks for
 
 
 def with_counts(
     groups: Sequence[UnitGroup],
-    p: Shares,
+    p: Shares | None,
     include: Iterable[str] | None,
     exclude: Iterable[str] | None,
     blocks: Collection[str] = (),
+    refused: Collection[str] = (),
 ) -> list[UnitGroup]:
-    """Return the groups with the numbers of units that stay; names may match paths of blocks that are excluded, too."""
-    choice = _Choice(groups, p, include, exclude, blocks)
+    """Return the groups with the numbers of units that stay.
+
+    Args:
+        groups: All that there are.
+        p: As in `thin`.
+        include: As in `thin`.
+        exclude: As in `thin`.
+        blocks: Paths of blocks that are excluded, which names may match too.
+        refused: Paths of channels that are no group, which names may match too.
+    """
+    choice = _Choice(groups, p, include, exclude, blocks, refused)
     return [group if group.blocks else replace(group, kept=kept(group, choice.p_of(group))) for group in groups]
 
 
@@ -55,52 +67,51 @@ class _Choice:
     def __init__(
         self,
         groups: Sequence[UnitGroup],
-        p: Shares,
+        p: Shares | None,
         include: Iterable[str] | None,
         exclude: Iterable[str] | None,
         blocks: Collection[str],
+        refused: Collection[str],
     ) -> None:
-        self.groups, self.blocks = groups, blocks
-        self.asked = tuple(p) if isinstance(p, Mapping) else INNER  # kinds and patterns
+        self.groups, self.blocks, self.refused = groups, blocks, refused
         self.p = self._numbers(p)
-        self.include = None if include is None else self._names("include", include)
+        asked = list(p) if isinstance(p, Mapping) else list(INNER)  # kinds and patterns
+        self.include = asked if include is None else self._names("include", include)
         self.exclude = self._names("exclude", exclude or ())
+        self.kinds = {*INNER, *asked, *self.include}.intersection(KINDS)  # others only if they are named
 
-    def _numbers(self, p: Shares) -> dict[str, float]:
+    def _numbers(self, p: Shares | None) -> dict[str, float]:
         """Return p by kind and pattern."""
+        if p is None:
+            heads = any(group.kind == "heads" for group in self.groups)
+            p = dict.fromkeys(KINDS, DEFAULTS["hidden"]) | DEFAULTS | ({"hidden": HIDDEN_BESIDE_HEADS} if heads else {})
         if not isinstance(p, Mapping):
-            number = check_number(WHERE, "p", p, "in [0, 1]", lambda p: 0 <= p <= 1)
-            return dict.fromkeys(KINDS, number)
+            return dict.fromkeys(KINDS, check_share(WHERE, "p", p))
         self._names("p", p)
-        others = [name for name in p if name != "blocks"]
-        return {
-            name: check_number(WHERE, f"p of {name!r}", p[name], "in [0, 1]", lambda p: 0 <= p <= 1) for name in others
-        }
+        return {name: check_share(WHERE, f"p of {name!r}", p[name]) for name in p if name != "blocks"}
 
     def _names(self, argument: str, names: Iterable[str]) -> list[str]:
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise invalid_argument(TypeError, WHERE, argument, "a list of kinds or glob patterns", names)
         known = {group.kind for group in self.groups}.union(*map(owners, self.groups))
         for name in names:
-            known_block = name == "blocks" or any(fnmatchcase(path, name) for path in self.blocks)
-            if not known_block and not any(_matches(name, group) for group in self.groups):
+            others = any(fnmatchcase(path, name) for path in (*self.blocks, *self.refused))
+            if not (name in KINDS or others or _any([name], self.groups)):
                 raise unknown_name(WHERE, argument, "kinds or patterns that match a group of units", name, known)
         return list(names)
 
     def p_of(self, group: UnitGroup) -> float:
         """The first pattern that matches a group decides, else its kind."""
+        chosen = group.kind in self.kinds and _any(self.include, [group]) and not _any(self.exclude, [group])
         named = [name for name in self.p if name not in KINDS and _matches(name, group)]
-        include = self.asked if self.include is None else self.include
-        if not _any(include, group) or _any(self.exclude, group):
-            return 0.0
-        return self.p[named[0]] if named else self.p.get(group.kind, 0.0)
+        return self.p.get(named[0] if named else group.kind, 0.0) if chosen else 0.0
 
 
-def _any(names: Iterable[str], group: UnitGroup) -> bool:
-    return any(_matches(name, group) for name in names)
+def _any(names: Iterable[str], groups: Sequence[UnitGroup]) -> bool:
+    return any(_matches(name, group) for name in names for group in groups)
 
 
 def _matches(name: str, group: UnitGroup) -> bool:
     if name in KINDS:
         return group.kind == name
-    return any(fnmatchcase(owner, name) for owner in owners(group))
+    return any(fnmatchcase(each, name) for each in owners(group))

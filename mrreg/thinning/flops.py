@@ -4,7 +4,7 @@ from torch import nn
 
 from mrreg.module_utils import within
 from mrreg.thinning.paths import NoDropout
-from mrreg.thinning.twin import DoublePrecision, Inputs, outputs_in, set_generators, state_kept
+from mrreg.thinning.twin import LOG, WHERE, DoublePrecision, Inputs, outputs_in, set_generators, state_kept
 
 
 def step_flops(twin: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
@@ -21,7 +21,12 @@ def step_flops(twin: nn.Module, inputs: Inputs) -> tuple[int, dict[str, int]]:
         with state_kept(twin), FlopCounterMode(display=False) as counter, DoublePrecision(), NoDropout():  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
             if leaving := [tensor.sum() for tensor in outputs_in(output) if tensor.requires_grad]:
-                sum(leaving).backward()  # type: ignore[union-attr]
+                try:
+                    sum(leaving).backward()  # type: ignore[union-attr]
+                except RuntimeError as error:
+                    if WHERE in str(error):
+                        raise
+                    LOG.info("%s: FLOPs of the backward pass are not counted: %s", WHERE, error)
     finally:
         for handle in handles:
             handle.remove()

@@ -65,7 +65,9 @@ class Finder:
         for op in recording.ops:
             if op.columns is not None:
                 self._connect(op, op.columns)
+        self._outputs = [Influence(recording, output, -1) for output in recording.outputs]
         self.read_by_output = self._reached_by_output()
+        self.compared = self._compared()
         self.skips = set(self._skips())
         self._members_of: dict[tuple[Place, int], tuple[str, int]] = {}  # positions that a group has, and which
 
@@ -103,10 +105,20 @@ class Finder:
     def _reached_by_output(self) -> set[tuple[Place, int]]:
         """Positions of output channels that reach the model's output without another product between."""
         found = set()
-        for output in self.recording.outputs:
-            influence = Influence(self.recording, output, -1)
+        for influence in self._outputs:
             for number, i in map(influence.source, influence.reached(None).nonzero().flatten().tolist()):
                 found.add(_position(self.recording.ops[number].rows, i))
+        return found
+
+    def _compared(self) -> set[MixingOp]:
+        """Return the operations that something which the model returns depends on."""
+        found: set[MixingOp] = set()
+        pending = [op for influence in self._outputs for _, op in influence.used]
+        while pending:
+            op = pending.pop()
+            if op not in found:
+                found.add(op)
+                pending += [each for _, each in self.influence(op).used]
         return found
 
     def _skips(self) -> Iterator[tuple[Place, Place, Place]]:
@@ -178,6 +190,8 @@ class Finder:
         shared = any((place, i) in self.shared for unit in units for place in producers for i in unit[place])
         if not consumers and not shared:
             return "nothing that can be read takes these channels"
+        if consumers and not self.compared.intersection(op for place in consumers for op in self.columns[place]):
+            return "no tensor that the forward returns depends on them"
         if shared or len(units) < 2:
             return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
         return ""

@@ -40,7 +40,8 @@ class Influence:
 
     def __init__(self, recording: Recording, taken: Tensor, dim: int) -> None:
         self.taken, self.dim, self.size = taken, dim, (taken.shape or (1,))[dim]
-        self.seed = torch.rand(taken.shape, device=taken.device, dtype=torch.float64) + 0.5
+        dtype = taken.dtype if taken.requires_grad else torch.get_default_dtype()
+        self.seed = torch.rand(taken.shape, device=taken.device, dtype=dtype) + 0.5
         self._all = [op.made for op in recording.ops]
         grads = self.gradients(None, self._all)
         self.used = [(i, op) for i, op in enumerate(recording.ops) if grads[i] is not None]

@@ -1,22 +1,33 @@
 """Forwards of a double copy on each path that code takes: where random numbers, data or the mode decide."""
 
-from contextlib import nullcontext
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.module_tracker import ModuleTracker
 
-from mrreg.errors import add_note
+from mrreg.errors import NOT_OF_THE_USER
 from mrreg.isolation import deep_copy
+from mrreg.thinning.substitutes import LEAKY
 from mrreg.thinning.twin import (
+    WHERE,
     DoublePrecision,
     ExtremeNumbers,
     Inputs,
+    double_copy,
     floats_in,
     frozen,
     outputs_in,
+    probing,
+    randomize,
+    read_inputs,
     set_generators,
     state_kept,
 )
@@ -62,6 +73,57 @@ class Ran(NamedTuple):
     replaced: set[str]
 
 
+@contextmanager
+def copied(model: nn.Module, example_inputs: Any) -> Iterator[tuple[nn.Module, list[Path]]]:
+    """Copy a model for a `with` block, and find the paths of its forward: in float64, else in float32.
+
+    Some operations have no float64, and some forwards read tensors in float32 that nobody can see.
+    """
+    read_inputs(example_inputs)  # complains before the copy is made
+    for precision in (torch.float64, torch.float32):
+        twin = double_copy(model, precision)
+        with probing(twin, precision):
+            randomize(twin)
+            try:
+                paths = find_paths(twin, read_inputs(example_inputs))
+            except Exception as error:
+                failed = error
+                continue
+            yield twin, paths
+            return
+    if str(failed).startswith(f"{WHERE}: "):
+        raise failed
+    form, given = "example_inputs", example_inputs
+    if isinstance(given, Mapping):
+        form = "**example_inputs"
+    elif not isinstance(given, Tensor):
+        form = "*example_inputs"
+    remedy = "Give what one training forward takes, with a batch dimension and without labels that the loss takes"
+    remedy += ": a tuple for several arguments, a mapping for keywords"
+    problem = f"the forward failed on example_inputs={_shapes(given)}, called as model({form}): {failure(failed)}"
+    raise ValueError(f"{WHERE}: {problem}. {remedy}.") from failed
+
+
+def _shapes(given: Any) -> str:
+    """Describe example inputs by the shapes of their tensors."""
+    if isinstance(given, Tensor):
+        return f"{type(given).__name__}{tuple(given.shape)}"
+    if isinstance(given, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_shapes(each)}" for name, each in given.items()) + "}"
+    if isinstance(given, tuple | list):
+        return f"({', '.join(map(_shapes, given))})"
+    return repr(given) if isinstance(given, bool | int | float | str | None) else type(given).__name__
+
+
+def failure(error: Exception) -> str:
+    """Name the line of the user's code that raised an error, and the error."""
+    told = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_OF_THE_USER)]
+    if not frames:
+        return told
+    return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno} fails, `{frames[-1].line}` ({told})"
+
+
 def find_paths(twin: nn.Module, inputs: Inputs) -> list[Path]:
     """Return the plain path, one with frozen layers, and others that call other functions or see other values.
 
@@ -70,14 +132,10 @@ def find_paths(twin: nn.Module, inputs: Inputs) -> list[Path]:
     """
     plain = Path("")
     try:
-        try:
-            ran = run(twin, inputs, plain)
-        except ValueError:  # BatchNorm refuses a single value per channel
-            plain = plain._replace(batch_norm=False)
-            ran = run(twin, inputs, plain)
-    except Exception as error:
-        add_note(error, "thin: raised by the forward in training mode of a float64 copy of the model.")
-        raise
+        ran = run(twin, inputs, plain)
+    except ValueError:  # BatchNorm refuses a single value per channel
+        plain = plain._replace(batch_norm=False)
+        ran = run(twin, inputs, plain)
     others = [
         plain._replace(name=" with random numbers near 0", largest=False),
         plain._replace(name=" with random numbers near 1", largest=True),
@@ -86,7 +144,7 @@ def find_paths(twin: nn.Module, inputs: Inputs) -> list[Path]:
         plain._replace(name=" with example_inputs times 0.01", factor=0.01),
     ]
     frozen = Path(" with layers in evaluation mode", layers=False)
-    return [plain, frozen, *(path for each in others for path in _if_other(twin, inputs, each, ran))]
+    return [plain, *(path for each in (frozen, *others) for path in _if_other(twin, inputs, each, ran))]
 
 
 def _if_other(twin: nn.Module, inputs: Inputs, path: Path, plain: Ran) -> list[Path]:
@@ -96,10 +154,9 @@ def _if_other(twin: nn.Module, inputs: Inputs, path: Path, plain: Ran) -> list[P
         return []  # numbers that the model is not made for
     if not all(bool(tensor.isfinite().all()) for tensor in ran.outputs):
         return []
-    if ran.calls != plain.calls:
-        return [path._replace(other=True)]
-    changed = path.largest is None and any(map(torch.ne, map(torch.norm, ran.outputs), map(torch.norm, plain.outputs)))
-    return [path] if changed else []
+    other = ran.calls != plain.calls
+    changed = any(map(torch.ne, map(torch.norm, ran.outputs), map(torch.norm, plain.outputs)))
+    return [path._replace(other=other and path.layers)] if other or (changed and path.largest is None) else []
 
 
 def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
@@ -107,20 +164,27 @@ def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
 
     Nothing requires gradients, but they are on: without them masked forwards are whole.
     """
+    with frozen(twin), state_kept(twin):
+        before = dict(twin.named_buffers())
+        watch = NoDropout(path.factor, path.shift)
+        outputs = forward(twin, inputs, path, watch)
+        after = dict(twin.named_buffers())
+    replaced = {name for name, buffer in before.items() if after.get(name) is not buffer}
+    return Ran(outputs, watch.calls, {name: buffer.shape for name, buffer in after.items()}, replaced)
+
+
+def forward(twin: nn.Module, inputs: Inputs, path: Path, *watches: Any) -> list[Tensor]:
+    """Run a forward under some modes of torch, and return the tensors that can be compared."""
     if path.factor != 1 or path.shift != 0:
         inputs = deep_copy(inputs)
         for tensor in floats_in(inputs):
             tensor.mul_(path.factor).add_(path.shift)
     set_generators(path.largest)
-    numbers = nullcontext() if path.largest is None else ExtremeNumbers(path.largest)
-    watch = NoDropout(path.factor, path.shift)
-    with frozen(twin), state_kept(twin), DoublePrecision(), watch, numbers:  # type: ignore[no-untyped-call]
-        set_mode(twin, path)
-        before = dict(twin.named_buffers())
-        outputs = outputs_in(twin(*inputs.args, **inputs.kwargs))
-        after = dict(twin.named_buffers())
-    replaced = {name for name, buffer in before.items() if after.get(name) is not buffer}
-    return Ran(outputs, watch.calls, {name: buffer.shape for name, buffer in after.items()}, replaced)
+    set_mode(twin, path)
+    with ExitStack() as modes:
+        for mode in (DoublePrecision(), *watches, *([] if path.largest is None else [ExtremeNumbers(path.largest)])):  # type: ignore[no-untyped-call]
+            modes.enter_context(mode)
+        return outputs_in(twin(*inputs.args, **inputs.kwargs))
 
 
 def set_mode(twin: nn.Module, path: Path) -> None:
@@ -145,16 +209,63 @@ class NoDropout(TorchFunctionMode):
         self.calls: list[Call] = []
         self.factor, self.shift = factor, shift
 
+    def dropped(self, p: float) -> None:
+        """Note a dropout that is on."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         self.calls.append((name, tuple(id(each) for each in args if isinstance(each, nn.Parameter))))
         if "dropout" in name:
-            return args[0] if args else kwargs["input"]
+            given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+            self.dropped(given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0.0)
+            return given["input"]
         if name == "scaled_dot_product_attention":
             named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+            self.dropped({**named, **kwargs}.get("dropout_p", 0.0))
             return func(**{**named, **kwargs, "dropout_p": 0.0})
-        output = func(*args, **kwargs)
-        return (
-            output * self.factor + self.shift if name == "embedding" and (self.factor, self.shift) != (1, 0) else output
-        )
+        alive = name in LEAKY and args and args[0].is_floating_point()  # what a unit does that is dead does not show
+        output = LEAKY[name](func, *args, **kwargs) if alive else func(*args, **kwargs)
+        changed = name == "embedding" and (self.factor, self.shift) != (1, 0)
+        return output * self.factor + self.shift if changed else output
+
+
+class Watch(NoDropout):
+    """Notes which modules drop something at random, while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracker, self.found = ModuleTracker(), dict[str, None]()
+
+    def __enter__(self) -> Any:
+        self.tracker.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.tracker.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def dropped(self, p: float) -> None:
+        """Note the module that is running."""
+        if p:
+            innermost = max(self.tracker.parents - {"Global"}, key=lambda path: path.count("."))
+            self.found[innermost.partition(".")[2] or "the model itself"] = None
+
+
+class SingleElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes functions along a dimension of one element, which hide there what they mix elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **(kwargs or {})}
+        value, dims = next(iter(given.values()), None), given.get("dim")
+        dims = [dims] if isinstance(dims, int) else dims or []
+        if isinstance(value, Tensor) and isinstance(output, Tensor) and value.is_floating_point() and dims:
+            single = value.numel() > 1 and all(-value.dim() <= d < value.dim() and value.shape[d] == 1 for d in dims)
+            if single and value.numel() == output.numel() and not torch.equal(value.flatten(), output.flatten()):
+                self.found[func._schema.name.removeprefix("aten::").strip("_")] = None
+        return output

@@ -1,6 +1,7 @@
 """Report of `thin`: the groups of a model, which are dropped and which are refused and why, and the saving."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,16 @@ class ThinEntry:
     blocks: tuple[Block, ...] = ()
     zeroed: bool = False
 
+    @property
+    def p(self) -> float:
+        """Share of the units that is absent on masked steps."""
+        return round(1 - self.kept / self.units, 4)
+
+    @property
+    def outcome(self) -> str:
+        """The outcome in a word or two."""
+        return ("zeroed" if self.zeroed else "left out") if self.admitted else "whole"
+
 
 class ThinReport(Mapping[str, ThinEntry]):
     """What `thin` found in a model: a mapping from the names of groups to entries, and the FLOPs of a masked step.
@@ -56,6 +67,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         flops: FLOPs of a masked and of a plain step, forward and backward.
         unchanged: Modules that a masked step computes whole, with their shares of a plain step's FLOPs.
         signature: Shapes and classes of the model's parts, by name, by which a plan knows its model.
+        dropouts: Modules that still drop something at random.
 
     Example:
         >>> import mrreg, torch
@@ -74,9 +86,11 @@ class ThinReport(Mapping[str, ThinEntry]):
         flops: tuple[int, int],
         unchanged: Mapping[str, float],
         signature: Mapping[str, str],
+        dropouts: Sequence[str] = (),
     ) -> None:
         self._entries, self.overrides, self.k = dict(entries), tuple(overrides), k
         self.flops, self._unchanged, self.signature = flops, dict(unchanged), dict(signature)
+        self.dropouts = tuple(dropouts)
 
     def __getitem__(self, name: str) -> ThinEntry:
         if name not in self._entries:
@@ -132,37 +146,43 @@ class ThinReport(Mapping[str, ThinEntry]):
             return cls(*torch.load(path, weights_only=True))
 
     def _state(self) -> tuple[Any, ...]:
-        return self._entries, self.overrides, self.k, self.flops, self._unchanged, self.signature
+        return self._entries, self.overrides, self.k, self.flops, self._unchanged, self.signature, self.dropouts
 
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
-        lines = [f"{'group':{width}}  {'kind':8}  {'units':>6}  {'kept':>6}  parameters, or why none is dropped"]
+        lines = [f"{'group':{width}}  {'kind':8}  {'outcome':8}  {'units':>6}  {'kept':>6}  parameters, or the reason"]
         for name, entry in self.items():
             told = ", ".join(f"{s.name}[{s.dim}]" for s in entry.slots if s.role != "member")
-            told = told or ", ".join(block.name for block in entry.blocks)
-            told = f"zeroed, for if they are left out: {entry.reason}" if entry.zeroed else entry.reason or told
+            told = entry.reason or told or ", ".join(block.name for block in entry.blocks)
             units, kept = (entry.units, entry.kept) if entry.kind != "none" else ("", "")
-            lines.append(f"{name:{width}}  {entry.kind:8}  {units:>6}  {kept:>6}  {told}")
-        return "\n".join([*lines, self.summary()])
+            lines.append(f"{name:{width}}  {entry.kind:8}  {entry.outcome:8}  {units:>6}  {kept:>6}  {told}")
+        return "\n".join([self.summary(), "", *lines])
 
     def summary(self) -> str:
-        """Say how many FLOPs are computed, why where little is saved, and where fewer units should be absent."""
-        dropped = sum(entry.admitted for entry in self.values())
-        text = (
-            f"{dropped} of {len(self)} groups lose units: a masked step computes {self.masked_share:.0%} of a plain "
-            f"step's FLOPs, a cycle of {self.k} steps {self.cycle_share:.0%}."
-        )
+        """Say in at most six lines what is computed, what loses units, and what to look at."""
+        counts = Counter((e.outcome, f"{e.kind} (p={e.p:g})") for e in self.values() if e.admitted)
+        told = {word: [f"{n} of {kind}" for (each, kind), n in counts.items() if each == word] for word, _ in counts}
+        lines = [
+            f"{sum(counts.values())} of {len(self)} groups lose units: a masked step computes {self.masked_share:.0%} "
+            f"of a plain step's FLOPs, a cycle of {self.k} steps {self.cycle_share:.0%}."
+        ]
+        if "left out" in told:
+            lines.append(f"left out: {', '.join(told['left out'])}")
+        if "zeroed" in told:
+            why = next(entry.reason for entry in self.values() if entry.zeroed)
+            lines.append(f"zeroed: {', '.join(told['zeroed'])}: computed all the same, since {why}")
         if self.masked_share > LITTLE:
             largest = sorted(self._unchanged.items(), key=lambda item: -item[1])[:LARGEST]
             parts = ", ".join(f"{name or 'the model itself'} {share:.0%}" for name, share in largest)
-            why = f"computed whole: {parts}" if parts else "p is small"
-            text += f" Little is saved; {why}."
+            lines.append(f"Little is saved; {f'computed whole: {parts}' if parts else 'p is small'}.")
         if any(e.kind == "channels" and e.units - e.kept > MANY_CHANNELS * e.units for e in self.values()):
-            text += " Small convolutional networks did best with about an eighth of the channels absent."
-        return text
+            lines.append("Small convolutional networks did best with about an eighth of the channels absent.")
+        if self.dropouts:
+            lines.append(f"dropout that is still on: {quoted(self.dropouts)}")
+        return "\n".join(lines)
 
 
 def signature(model: nn.Module) -> dict[str, str]:

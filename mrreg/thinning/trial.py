@@ -1,31 +1,17 @@
-"""Admission by trial: a masked double copy has to compute what it computes with zeros for absent units in its columns.
+"""Forwards of a double copy with a mask, compared with what it computes with zeros for absent units in its columns."""
 
-What cannot be left out, such as heads whose number is written into a shape, is zeroed: its units are computed, and the
-columns that read those that are absent are zero.
-"""
-
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
-from itertools import chain
-from pathlib import PurePath
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mrreg.errors import NOT_OF_THE_USER
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.install import put_mask, take_mask
 from mrreg.masks.mask import NAME, Mask
-from mrreg.thinning.overrides import OverrideSearch
-from mrreg.thinning.paths import Path, Ran, find_paths, run
-from mrreg.thinning.twin import WHERE, Inputs, named_tensors, randomize
+from mrreg.thinning.paths import Path, Ran, failure, run
+from mrreg.thinning.twin import WHERE, Inputs, named_tensors
 
-TOLERANCE = 1e-9
-Overrides = Mapping[str, Sequence[AttributeOverride]]  # by the name of the group that needs them
 Written = list[tuple[Tensor, int, Tensor, Tensor]]  # tensor, dimension, positions, values before
 
 
@@ -70,7 +56,7 @@ class Trial:
         self.tensors = named_tensors(twin)
         drawn = [draws(group, seed) for seed, group in enumerate(groups)]
         self.kept = [{group.name: each[i] for group, each in zip(groups, drawn, strict=True)} for i in range(4)]
-        self.cases = [(i, list(paths[i // 2 :: 2])) for i in range(4)] if groups else [(0, list(paths))]
+        self.cases = [(i, list(paths[i // 2 :: 2] or paths)) for i in range(4)] if groups else [(0, list(paths))]
         self._zeroed: dict[str, Written] = {}
         self._draw = 0
         self.expect()
@@ -153,112 +139,18 @@ def _restore(written: Written) -> None:
         tensor.index_copy_(dim, absent, before)
 
 
+def tolerance() -> float:
+    """Return the largest relative difference between outputs that is rounding, in the default precision."""
+    return 1e-9 if torch.get_default_dtype() == torch.float64 else 1e-4
+
+
 def _compare(found: Ran, expected: Ran) -> str:
     if [one.shape for one in found.outputs] != [two.shape for two in expected.outputs]:
         return "the outputs have other shapes"
     for one, two in zip(found.outputs, expected.outputs, strict=True):
         scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
         worst = float((one - two).abs().max()) if two.numel() else 0.0
-        if not worst <= TOLERANCE * scale:
+        if not worst <= tolerance() * scale:
             return f"the output differs by {worst / scale:.1g}"
     changed = [name for name, shape in found.buffers.items() if shape != expected.buffers.get(name)]
     return f"the buffer {changed[0]} gets another shape" if changed else ""
-
-
-def failure(error: Exception) -> str:
-    """Name the line of the user's code that raised an error, and the error."""
-    told = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_OF_THE_USER)]
-    if not frames:
-        return told
-    return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno} fails, `{frames[-1].line}` ({told})"
-
-
-class Admission(NamedTuple):
-    """Outcome of trying groups.
-
-    Args:
-        groups: Those that can be left out together, or zeroed.
-        overrides: The attributes that change with each of them, by the group's name.
-        reasons: Obstacles of the others, by name; of groups that are zeroed, why they cannot be left out.
-        paths: On which they were tried.
-    """
-
-    groups: list[UnitGroup]
-    overrides: Overrides
-    reasons: dict[str, str]
-    paths: list[Path]
-
-
-def admit(twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup]) -> Admission:
-    """Try groups with the numbers of units that they would keep: all at once, and one by one where that fails."""
-    randomize(twin)
-    paths = find_paths(twin, inputs)
-    trial = Trial(twin, inputs, groups, paths)
-    reasons: dict[str, str] = {}
-    chosen: Overrides = {group.name: [] for group in groups}
-    if trial.fault(groups):
-        if trial.noise(groups):
-            reasons = {group.name: reason for group in groups if (reason := trial.noise([group]))}
-            trial = _without(trial, reasons)
-        chosen, refused = _search(trial, reasons)
-        if refused:
-            trial = _without(trial, refused)
-            reasons |= refused
-        chosen = _together(trial, chosen, reasons)
-    trial.whole()
-    return Admission(_as_chosen(trial.groups, chosen), chosen, reasons, paths)
-
-
-def _without(trial: Trial, refused: Mapping[str, str]) -> Trial:
-    trial.whole()
-    groups = [group for group in trial.groups if group.name not in refused]
-    return Trial(trial.twin, trial.inputs, groups, trial.paths)
-
-
-def _as_chosen(groups: Sequence[UnitGroup], chosen: Overrides) -> list[UnitGroup]:
-    return [group if group.name in chosen else replace(group, zeroed=True) for group in groups]
-
-
-def _fault(trial: Trial, chosen: Overrides) -> str:
-    """Try all groups, those that are chosen left out, and the others zeroed."""
-    return trial.fault(_as_chosen(trial.groups, chosen), chain(*chosen.values()))
-
-
-def _search(trial: Trial, reasons: dict[str, str]) -> tuple[Overrides, dict[str, str]]:
-    """Look for the attributes that have to change, group by group, until what was learned is enough for all.
-
-    Returns them, and the reasons why groups cannot even be zeroed.
-    """
-    search = OverrideSearch(trial.twin)
-    chosen: dict[str, Sequence[AttributeOverride]] = {}
-    refused: dict[str, str] = {}
-    tried: Overrides | None = None
-    for group in trial.groups:
-        left = [each for each in trial.groups if each.name not in reasons]
-        guess = {each.name: chosen.get(each.name, search.guess(each)) for each in left}
-        if not refused and guess != tried and not _fault(trial, guess):
-            return guess, {}
-        tried = guess
-        overrides, reason = search.fewest(group, partial(trial.fault, [group]))
-        if not reason:
-            chosen[group.name] = overrides
-        elif trial.fault([replace(group, zeroed=True)]):
-            refused[group.name] = reason
-        else:
-            reasons[group.name] = reason
-    return chosen, refused
-
-
-def _together(trial: Trial, chosen: Overrides, reasons: dict[str, str]) -> Overrides:
-    """Return what can be left out along with what comes before."""
-    if not _fault(trial, chosen):
-        return chosen
-    together: Overrides = {}
-    for name, overrides in chosen.items():
-        more = {**together, name: overrides}
-        if fault := _fault(trial, more):
-            reasons[name] = f"not along with the others: {fault}"
-        else:
-            together = more
-    return together

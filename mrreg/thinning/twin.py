@@ -1,5 +1,6 @@
-"""A copy of a model with random weights, in float64, on which thinning is tried: the model itself is only read."""
+"""A copy of a model with random weights, on which thinning is tried: the model itself is only read."""
 
+import logging
 import random
 import re
 import sys
@@ -14,17 +15,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrreg.errors import invalid_argument, invalid_state
+from mrreg.errors import check_type, invalid_argument, invalid_state
 from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.attention import attend
 from mrreg.masks.checkpoints import plain_checkpoints
 from mrreg.module_utils import tensors_in
+from mrreg.thinning.copying import HOOKS, copy_hooks
 
 WHERE = "thin"
-BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs",
-         "_forward_hooks_always_called")  # fmt: skip
-LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16)
+LOG = logging.getLogger("mrreg")
+COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 RANDOM_OPERATION = re.compile(r".*(bernoulli|uniform|rand(?!n)).*")  # normal noise drops nothing
 BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
 MT_ONES, MT_EXTREME, MT_WORDS = 316513203, 500, 624  # a Mersenne Twister turns the word MT_ONES into 32 ones
@@ -38,30 +38,31 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(given: Any) -> Inputs:
-    """Return the arguments that example inputs stand for, copied, with floating-point tensors in float64."""
+    """Return the arguments that example inputs stand for, copied, with floating-point tensors in default precision."""
     if given is None:
         remedy = "Give one batch, or a plan from an earlier report."
         raise invalid_argument(ValueError, WHERE, "example_inputs", "what one training forward takes", given, remedy)
     if isinstance(given, Mapping):
-        return Inputs((), {name: _double(value) for name, value in given.items()})
+        return Inputs((), {name: _precise(value) for name, value in given.items()})
     if isinstance(given, tuple | list):
-        return Inputs(tuple(map(_double, given)), {})
-    if isinstance(given, Tensor):
-        return Inputs((_double(given),), {})
+        return Inputs(tuple(map(_precise, given)), {})
     rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
-    raise invalid_argument(TypeError, WHERE, "example_inputs", rule, type(given).__name__)
+    return Inputs((_precise(check_type(WHERE, "example_inputs", given, Tensor, rule)),), {})
 
 
-def _double(value: Any) -> Any:
-    """Copy a value; tensors in it, also those in lists and mappings, in float64."""
+def _precise(value: Any) -> Any:
+    """Copy a value; tensors in it, also those in lists and mappings, in default precision."""
     if isinstance(value, Tensor):
-        value = value.detach().clone()
-        return value.double() if value.is_floating_point() else value
+        return value.detach().clone().to(_precision(value.dtype, torch.get_default_dtype()))
     if type(value) in (tuple, list):
-        return type(value)(map(_double, value))
+        return type(value)(map(_precise, value))
     if type(value) is dict:
-        return {key: _double(each) for key, each in value.items()}
+        return {key: _precise(each) for key, each in value.items()}
     return deep_copy(value)
+
+
+def _precision(dtype: torch.dtype, precision: torch.dtype) -> torch.dtype:
+    return precision if dtype.is_floating_point else COMPLEX[precision] if dtype.is_complex else dtype
 
 
 def floats_in(value: object) -> list[Tensor]:
@@ -70,11 +71,11 @@ def floats_in(value: object) -> list[Tensor]:
 
 
 def outputs_in(output: object) -> list[Tensor]:
-    """Return the floating-point tensors in an output, which has some."""
-    if found := floats_in(output):
+    """Return the floating-point and complex tensors in an output, also in attributes of objects, which has some."""
+    if found := [each for each in tensors_in(output, objects=3) if each.is_floating_point() or each.is_complex()]:
         return found
     problem = f"the output holds no tensors that can be compared: {type(output).__name__}"
-    raise invalid_state(WHERE, problem, "Let the forward return tensors, or tuples, mappings or dataclasses of them.")
+    raise invalid_state(WHERE, problem, "Let the forward return tensors, or tuples, mappings or objects of them.")
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -89,28 +90,33 @@ class _Attention(nn.MultiheadAttention):
     forward = attend
 
 
-def double_copy(model: nn.Module) -> nn.Module:
-    """Return a float64 copy in evaluation mode, without anybody's hooks, for `randomize` to fill."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(_like(p)) for p in model.parameters()}
-    memo.update({id(b): _like(b).copy_(b) for b in model.buffers() if b.is_floating_point()})
+def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.Module:
+    """Return a copy in evaluation mode, with copies of forward hooks, for `randomize` to fill.
+
+    A hook that cannot be copied becomes one after which everything depends on everything.
+    """
+    memo: dict[int, Any] = {id(each): _copied(each, precision) for each in (*model.parameters(), *model.buffers())}
     for module in model.modules():
-        for name in (*HOOKS, *BACKWARD_HOOKS):  # those with which torch.nn.utils computes a weight stay
-            hooks = getattr(module, name)
-            stock = {key: hook for key, hook in hooks.items() if type(hook).__module__.startswith("torch.nn.utils.")}
-            memo[id(hooks)] = deep_copy(OrderedDict(stock))
+        memo |= {id(getattr(module, name)): OrderedDict() for name in HOOKS}
     try:
         twin: nn.Module = deep_copy(model, memo)
     except Exception as error:
         problem = f"the model cannot be copied ({type(error).__name__}: {error})"
         raise invalid_state(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
+    copy_hooks(WHERE, model, memo)
     for module in twin.eval().modules():
         if type(module) is nn.MultiheadAttention:
             module.__class__ = _Attention
     return twin
 
 
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=torch.float64, device=tensor.device)
+def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    made = torch.empty(tensor.shape, dtype=_precision(tensor.dtype, precision), device=tensor.device)
+    continuous = made.is_floating_point() or made.is_complex()
+    if isinstance(tensor, nn.Parameter) and continuous:
+        return nn.Parameter(made)
+    made.copy_(tensor)
+    return nn.Parameter(made, False) if isinstance(tensor, nn.Parameter) else made
 
 
 @torch.no_grad()
@@ -122,9 +128,9 @@ def randomize(twin: nn.Module) -> None:
     """
     torch.manual_seed(0)
     for parameter in twin.parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 or parameter.is_complex():
             parameter.normal_(0, max(parameter.numel() // max(parameter.shape[0], 1), 1) ** -0.5)
-        else:  # scales of normalizations must not come near zero
+        elif parameter.is_floating_point():  # scales of normalizations must not come near zero
             sign = torch.randint_like(parameter, 2) * 2 - 1
             parameter.uniform_(0.5, 1.5).mul_(sign)
     for module in twin.modules():
@@ -134,21 +140,21 @@ def randomize(twin: nn.Module) -> None:
 
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets no operation go below float64: norms and softmax that compute in float32 would hide small differences."""
+    """Lets no operation go below default precision: norms and softmax in float32 would hide small differences."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("dtype") in LOW_PRECISION:
-            kwargs = {**kwargs, "dtype": torch.float64}
+        if isinstance(dtype := kwargs.get("dtype"), torch.dtype):
+            kwargs = {**kwargs, "dtype": _precision(dtype, torch.get_default_dtype())}
         return func(*args, **kwargs)
 
 
 @contextmanager
-def probing(twin: nn.Module) -> Iterator[None]:
-    """Compute in float64, attention's fast path and checkpoints off, and leave the state of generators as it was."""
+def probing(twin: nn.Module, precision: torch.dtype = torch.float64) -> Iterator[None]:
+    """Compute in this precision, attention's fast path and checkpoints off, and leave generators as they were."""
     dtype, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(precision)
         torch.backends.mha.set_fastpath_enabled(False)
         with (
             random_state_kept(twin),

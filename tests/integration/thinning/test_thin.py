@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.architectures import build
-from helpers.notes import note_of
 from torch import Tensor, nn
 
 import mrreg
@@ -78,7 +77,7 @@ def test_the_model_and_every_random_state_are_left_alone() -> None:
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
     dtype, x = torch.get_default_dtype(), X.clone()
     mrreg.thin(model, example_inputs=x)
-    assert called == []
+    assert called == []  # copies of hooks are
     assert all(one is two for one, two in zip(model.parameters(), parameters, strict=True))
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -180,7 +179,7 @@ def test_keras_layers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_channels_that_are_no_group_have_no_units() -> None:
     _, report = mrreg.thin(network(), example_inputs=X)
-    assert str(report).splitlines()[-2].split()[:3] == ["5", "none", "they"]
+    assert str(report).splitlines()[-1].split()[:4] == ["5", "none", "whole", "they"]
 
 
 def test_nothing_to_drop_warns_and_can_be_attached() -> None:
@@ -233,9 +232,18 @@ def test_what_cannot_be_done_says_what_to_do() -> None:
 
 
 def test_a_forward_that_fails_says_that_the_inputs_were_ours() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        mrreg.thin(network(), example_inputs=torch.randn(2, 9))
-    assert "raised by the forward of a float64 copy of the model on example_inputs" in note_of(caught.value)
+    failed = (
+        r"thin: the forward failed on example_inputs={}, called as model\({}\): {}: .*Give what one training forward"
+    )
+    x, labels = torch.randn(2, 9), torch.zeros(2)
+    with pytest.raises(ValueError, match=failed.format(r"Tensor\(2, 9\)", "example_inputs", "RuntimeError")):
+        mrreg.thin(network(), example_inputs=x)
+    with pytest.raises(
+        ValueError, match=failed.format(r"\(Tensor\(2, 9\), Tensor\(2,\)\)", r"\*example_inputs", "TypeError")
+    ):
+        mrreg.thin(network(), example_inputs=(x, labels))
+    with pytest.raises(ValueError, match=failed.format(r"\{'x': Tensor.*\}", r"\*\*example_inputs", "TypeError")):
+        mrreg.thin(network(), example_inputs={"x": x})
 
 
 def test_bfloat16_models_and_frozen_layers() -> None:

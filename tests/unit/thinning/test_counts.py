@@ -23,7 +23,7 @@ GROUPS = [
 
 
 def counts(
-    p: float | dict[str, float], include: list[str] | None = None, exclude: list[str] | None = None
+    p: float | dict[str, float] | None, include: list[str] | None = None, exclude: list[str] | None = None
 ) -> dict[str, int]:
     return {
         each.name: each.units - each.kept for each in with_counts(GROUPS, p, include, exclude) if each.kept < each.units
@@ -45,7 +45,23 @@ def test_include_and_exclude() -> None:
 
 
 def test_a_name_for_the_inputs_is_that_of_what_reads_them() -> None:
-    assert counts({"next": 0.5}) == {"first": 6}
+    assert counts({"next": 0.5}) == {}
+    assert counts({"inputs": 0.0, "next": 0.5}) == {"first": 6}
+
+
+def test_kinds_that_are_no_default_lose_units_only_if_they_are_named() -> None:
+    assert counts(0.5, include=["*"]) == counts(0.5)
+    assert counts({"*": 0.5}) == counts(0.5)
+    assert counts(0.5, include=["*", "stream"]) == counts(0.5) | {"trunk": 15}
+    assert counts(0.5, include=["blocks", "rank"]) == {}
+
+
+def test_without_p_each_kind_has_its_own_and_hidden_units_beside_heads_lose_less() -> None:
+    assert counts(None) == {"layer.0.attention": 2, "layer.0.mlp": 2, "layer.1.mlp": 5, "conv": 5}
+    alone = with_counts([group("mlp", "hidden", 10), group("trunk", "stream", 30)], None, None, None)
+    assert [each.kept for each in alone] == [5, 30]
+    named = with_counts([group("first", "inputs", 12)], None, ["inputs"], None)
+    assert named[0].kept == 6
 
 
 @pytest.mark.parametrize(

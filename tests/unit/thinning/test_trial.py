@@ -6,9 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
+from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.grouping import find
-from mrreg.thinning.trial import Admission, admit, draws, thinned
-from mrreg.thinning.twin import double_copy, probing, read_inputs
+from mrreg.thinning.paths import find_paths
+from mrreg.thinning.trial import draws, thinned
+from mrreg.thinning.twin import double_copy, probing, randomize, read_inputs
 
 
 def network() -> nn.Sequential:
@@ -22,7 +24,12 @@ X = torch.randn(5, 4)
 def attempt(model: nn.Module, groups: list[UnitGroup]) -> Admission:
     twin = double_copy(model)
     with probing(twin):
-        return admit(twin, read_inputs(X), groups)
+        return tried(twin, groups)
+
+
+def tried(twin: nn.Module, groups: list[UnitGroup]) -> Admission:
+    randomize(twin)
+    return admit(twin, read_inputs(X), groups, find_paths(twin, read_inputs(X)))
 
 
 def find_groups(model: nn.Module, x: Tensor) -> list[UnitGroup]:
@@ -177,7 +184,7 @@ def test_units_that_depend_on_their_number_are_not_left_out(scales: list[float])
         twin = double_copy(model)
         groups = [replace(group, name=f"{group.name}{seed}") for group in half(model)]
         with probing(twin):
-            assert admit(twin, read_inputs(X), groups).groups[0].zeroed
+            assert tried(twin, groups).groups[0].zeroed
 
 
 class Listed(Sized):
