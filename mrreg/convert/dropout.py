@@ -188,9 +188,7 @@ def _search(
                 present[name] = present.get(name, 1.0) * (1 - sites[path].p)  # of several dropouts in a row
                 groups[name] = replace(each, kept=kept(each, 1 - present[name]))
 
-        def choose(
-            found: list[UnitGroup], _: object, groups: Mapping[str, UnitGroup] = groups
-        ) -> list[UnitGroup]:
+        def choose(found: list[UnitGroup], _: object, groups: Mapping[str, UnitGroup] = groups) -> list[UnitGroup]:
             known = {group.name for group in found}
             return [groups.get(g.name, g) for g in found] + [g for name, g in groups.items() if name not in known]
 

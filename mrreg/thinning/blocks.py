@@ -16,7 +16,7 @@ from mrreg.masks.groups import Block, UnitGroup
 from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import within
 from mrreg.thinning.admission import Admission
-from mrreg.thinning.counts import Shares
+from mrreg.thinning.counts import DEFAULTS, Shares
 from mrreg.thinning.paths import Path, find_paths
 from mrreg.thinning.recorder import summands
 from mrreg.thinning.trial import Trial
@@ -25,9 +25,12 @@ from mrreg.thinning.twin import WHERE, DoublePrecision, Inputs, double_copy, flo
 BLOCKS: Literal["blocks"] = "blocks"
 
 
-def chosen_blocks(model: nn.Module, p: Shares | None, include: Iterable[str] | None, example_inputs: Any) -> dict[str, float]:
+def chosen_blocks(
+    model: nn.Module, p: Shares | None, include: Iterable[str] | None, example_inputs: Any
+) -> dict[str, float]:
     """Return p of each module that `thin`'s arguments choose as a block, by its path."""
-    asked = p.get(BLOCKS) if isinstance(p, Mapping) else p if include is not None and BLOCKS in include else None
+    number = DEFAULTS["hidden"] if p is None else p
+    asked = p.get(BLOCKS) if isinstance(p, Mapping) else number if include is not None and BLOCKS in include else None
     if isinstance(asked, Mapping):
         found = _named(asked, dict(model.named_modules()))
     elif asked is None:

@@ -318,6 +318,7 @@ class Begins(Net):
     """Sets a buffer, or a parameter, with its first batch."""
 
     mean: Tensor
+    ready: Tensor
 
     def __init__(self, flag: str) -> None:
         super().__init__()
