@@ -29,8 +29,9 @@ def chosen_blocks(
     model: nn.Module, p: Shares | None, include: Iterable[str] | None, example_inputs: Any
 ) -> dict[str, float]:
     """Return p of each module that `thin`'s arguments choose as a block, by its path."""
-    number = DEFAULTS["hidden"] if p is None else p
-    asked = p.get(BLOCKS) if isinstance(p, Mapping) else number if include is not None and BLOCKS in include else None
+    asked = p.get(BLOCKS) if isinstance(p, Mapping) else None
+    if include is not None and BLOCKS in include and not isinstance(p, Mapping):
+        asked = DEFAULTS["hidden"] if p is None else p
     if isinstance(asked, Mapping):
         found = _named(asked, dict(model.named_modules()))
     elif asked is None:

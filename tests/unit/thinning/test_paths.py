@@ -238,7 +238,7 @@ class Valued(Net):
 VALUED: dict[str, Callable[[Tensor], Tensor]] = {
     "large": lambda norm: (30 / norm).clamp(max=1),
     "small": lambda norm: (norm / 0.2).clamp(max=1),
-    "step": lambda norm: 1 + (norm > 25).double(),
+    "step": lambda norm: torch.where(norm > 15, 15 / norm, torch.ones_like(norm)),
 }
 
 
