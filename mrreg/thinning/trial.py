@@ -127,8 +127,6 @@ class Trial:
         try:
             fault = _compare(run(self.twin, self.inputs, path), expected)
         except Exception as error:
-            if "checkpointing inside" in str(error):  # a mask refuses that, whatever the group
-                raise
             fault = failure(error)
         return fault and f"{fault}{path.name}"
 
