@@ -48,8 +48,12 @@ class Pair:
         return f"{WORDS[stats.judge(found)]}: {mean} ({low} to {high})".replace("-", MINUS)
 
     @property
+    def at_seconds(self) -> str:
+        return f"{self.shown.metric} at equal seconds"
+
+    @property
     def seconds(self) -> str:
-        return self.said(f"{self.shown.metric} at equal seconds")
+        return self.said(self.at_seconds)
 
     @property
     def epochs(self) -> str:
@@ -62,6 +66,19 @@ class Pair:
             for each in (self.ours, self.rival)
             for found in [self.record.numbers(self.shown.methods[each], "relative cost").values()]
         )  # type: ignore[return-value]
+
+
+RIVALS = {"none", "dropout", "weight decay"}
+
+
+def against_best(shows: Shows) -> list[Pair]:
+    """Return thin training against the best of its usual rivals at equal seconds, for each task that was run with all."""
+    found = []
+    for _, row in tasks(shows):
+        rivals = [pair for name, pair in row.items() if name in RIVALS and pair.ours == OURS and pair.seconds != NONE]
+        if len(rivals) == len(RIVALS):
+            found.append(min(rivals, key=lambda pair: stats.summarize(pair.differences(pair.at_seconds)).mean))
+    return found
 
 
 def pairs(shows: Shows, names: Sequence[str], most: int | None = None) -> list[Pair]:
@@ -122,6 +139,7 @@ CARDS = (
                "step (20 an epoch)", "test accuracy in %", "step", ylim=(45, 95)),
     ),
 )  # fmt: skip
+OURS = "thin, k = 5"
 EXCERPT = ("thin-chars", "thin-mnist", "thin-vit", "thin-convolutions", "text-seconds")
 
 

@@ -234,7 +234,7 @@ def fill(page: Path, table: str) -> None:
 
 def excerpt(shows: headlines.Shows) -> str:
     """Return the table of the README."""
-    return _template("excerpt.md.j2", excerpt=headlines.pairs(shows, headlines.EXCERPT, 1))
+    return _template("best.md.j2", best=headlines.against_best(shows))
 
 
 def thin(shows: headlines.Shows) -> str:

@@ -113,3 +113,10 @@ def test_commands_exist() -> None:
     benchmarks = re.findall(r"^python -m benchmarks ([a-z][a-z -]*?)(?: --.*| *#.*)?$", shells, re.MULTILINE)
     assert benchmarks
     assert not set(benchmarks) - REGISTERED.keys() - {"list", "all", "report", "demo"}
+
+
+def test_the_first_call_prints_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    first = next(each for each in SECTIONS if each.name.startswith("README.md"))
+    (shown,) = (text for language, text in first.blocks if language == "text")
+    exec(compile(first.programs[0], first.name, "exec"), _names())
+    assert capsys.readouterr().out.strip() == shown.strip()
