@@ -72,7 +72,7 @@ RIVALS = {"none", "dropout", "weight decay"}
 
 
 def against_best(shows: Shows) -> list[Pair]:
-    """Return thin training against the best of its usual rivals at equal seconds, for each task that was run with all."""
+    """Return thin training against its best rival at equal seconds, for each task that was run with all rivals."""
     found = []
     for _, row in tasks(shows):
         rivals = [pair for name, pair in row.items() if name in RIVALS and pair.ours == OURS and pair.seconds != NONE]
