@@ -103,7 +103,6 @@ def test_unit_masks_stand_where_dropout_was() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     mrreg.attach(optimizer, model)
     x = torch.randint(WORDS, (2, LENGTH))
-    assert torch.equal(model(x), model(x))  # as it is for the whole cycle
     assert not torch.allclose(model(x), model.eval()(x))
 
 
