@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from mrreg.masks.groups import AttributeOverride, UnitGroup
 
 Key = tuple[str, str]  # path of a module with other numbers of layers, attribute
 MOST = 3  # keys of attributes that one group may need to change
+TRIES = 40  # choices of keys that are tried for one group, those of fewer keys first
 
 
 class OverrideSearch:
@@ -40,7 +41,7 @@ class OverrideSearch:
             return [], ""
         candidates = self._candidates(group)
         keys = tuple(candidates)
-        for choice in self._choices(keys) if keys not in self._failed else ():
+        for choice in islice(self._choices(keys), 0 if keys in self._failed else TRIES):
             overrides = [each for key in choice for each in candidates[key]]
             if not trial(overrides):
                 self._served = [choice, *(each for each in self._served if each != choice)]

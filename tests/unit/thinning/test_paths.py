@@ -1,6 +1,7 @@
 """Forwards that take several paths, return what cannot be compared, or write to buffers: tried, refused or an error."""
 
 import random
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -366,3 +367,38 @@ def test_what_has_no_float64_is_tried_in_float32() -> None:
     assert report["up"].outcome == "left out"
     _, report = mrreg.thin(Single(lambda _, h: h * 16 / h.shape[1]), example_inputs=X)
     assert report["up"].outcome == "zeroed"
+
+
+SEEN: list[Tensor] = []
+
+
+def _global_hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    SEEN.append(output)
+    return centred(output)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.filterwarnings("ignore:thin. no group")
+def test_hooks_are_tried_and_write_to_copies_of_what_they_refer_to(before: bool) -> None:
+    model, seen = Net(), list[Tensor]()
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        seen.append(inputs[0])
+        return tuple(map(centred, inputs))
+
+    if before:
+        model.down.register_forward_pre_hook(note)
+    else:
+        model.up.register_forward_hook(_global_hook)
+    _, report = mrreg.thin(model, p=0.5, example_inputs=X)
+    assert not report["up"].admitted
+    assert (seen, SEEN) == ([], [])
+
+
+@pytest.mark.filterwarnings("ignore:thin. no group")
+def test_units_around_a_hook_that_cannot_be_copied_are_kept() -> None:
+    model, lock = Net(), threading.Lock()
+    model.up.register_forward_hook(lambda *_: print(lock) if lock.locked() else None)  # noqa: T201
+    with pytest.warns(UserWarning, match="thin: a hook of 'up' cannot be copied .*, so units around it are kept"):
+        _, report = mrreg.thin(model, p=0.5, example_inputs=X)
+    assert not report["up"].admitted
