@@ -12,8 +12,7 @@ from mrreg.thinning.twin import WHERE
 
 Shares = float | Mapping[str, float | Mapping[str, float]]  # p by kinds and patterns; of blocks by patterns too
 KINDS: tuple[str, ...] = get_args(Kind)
-DEFAULTS = {"hidden": 0.5, "heads": 0.25, "channels": 0.125}  # p of what a plain number drops
-HIDDEN_BESIDE_HEADS = 0.25  # p of hidden units where there are heads
+DEFAULTS = {"hidden": 0.25, "heads": 0.25, "channels": 0.125}  # with AdamW, half of the hidden units is too much
 INNER = tuple(DEFAULTS)
 MULTIPLE = 8  # of channels: with it convolutions are fast
 SPARE = 1.5  # most channels that go for that multiple, over what p asks for
@@ -83,8 +82,7 @@ class _Choice:
     def _numbers(self, p: Shares | None) -> dict[str, float]:
         """Return p by kind and pattern."""
         if p is None:
-            heads = any(group.kind == "heads" for group in self.groups)
-            p = dict.fromkeys(KINDS, DEFAULTS["hidden"]) | DEFAULTS | ({"hidden": HIDDEN_BESIDE_HEADS} if heads else {})
+            p = dict.fromkeys(KINDS, DEFAULTS["hidden"]) | DEFAULTS
         if not isinstance(p, Mapping):
             return dict.fromkeys(KINDS, check_share(WHERE, "p", p))
         self._names("p", p)
