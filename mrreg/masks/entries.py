@@ -41,10 +41,6 @@ class ReusableBuffer:
         self._idle = 0, 0  # its users when nobody else has it
         self._zero_but: tuple[Any, int] | None = None  # entries beside which it is zero, and its version since
 
-    def get(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized contiguous tensor."""
-        return self.empty_like(torch.empty((), dtype=dtype, device=device).expand(shape))
-
     def empty_like(self, value: Tensor) -> Tensor:
         """Return an uninitialized tensor with the shape, strides, type and device of another."""
         self._zero_but = None
@@ -67,7 +63,8 @@ class ReusableBuffer:
         if not plain or value.device.type != "cpu" or (self._thread and self._thread != get_ident()):
             return torch.empty_like(value, requires_grad=False)
         asked = value.shape, value.stride(), value.dtype
-        if asked != self._asked or not self._is_free():
+        moved = self._tensor.data_ptr() != self.address
+        if asked != self._asked or moved or self._users() != self._idle:
             fresh = torch.empty_like(value, requires_grad=False)
             if type(fresh) is not Tensor:  # one without data, of a dry run, is of no use later
                 return fresh
@@ -76,9 +73,6 @@ class ReusableBuffer:
             self._zero_but = None
             self._idle = self._users()
         return self._tensor.detach()
-
-    def _is_free(self) -> bool:
-        return self._tensor.data_ptr() == self.address and self._users() == self._idle
 
     def _users(self) -> tuple[int, int]:
         """Count the tensors (in Python, in graphs, as gradients) that share the memory, and holders of its storage."""

@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn.utils import spectral_norm, weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
 
-from mrreg.errors import invalid_argument, unknown_name
+from mrreg.errors import check, invalid_argument, unknown_name
+from mrreg.isolation import left_as_it_was
 from mrreg.module_utils import has_stock_forward, rebuild_attributes
 
 WHERE = "MultirateMask"
@@ -71,28 +72,16 @@ class MaskTarget:
 
 def find_targets(module: nn.Module, wanted: Iterable[object] | None, structure: Structure) -> list[MaskTarget]:
     """Return the parameters that a mask with this structure covers, in the module's order."""
-    every = dict(module.named_parameters(remove_duplicate=False))
-    first: dict[int, str] = {}
-    for name, value in every.items():
-        first.setdefault(id(value), name)
-    chosen = {id(value) for value in _chosen(module, every, wanted)}
-    found = [_target(module, name, structure) for key, name in first.items() if key in chosen]
-    if not found:
-        remedy = "Mask a layer that has a weight, or name what to mask in `parameters`."
-        rule = "a module with a parameter to mask"
-        raise invalid_argument(ValueError, WHERE, "module", rule, type(module).__name__, remedy)
+    chosen = {id(value) for value in _chosen(module, dict(module.named_parameters(remove_duplicate=False)), wanted)}
+    found = [_target(module, name, structure) for name, value in module.named_parameters() if id(value) in chosen]
+    remedy = "Mask a layer that has a weight, or name what to mask in `parameters`."
+    check(found, WHERE, "module", "a module with a parameter to mask", type(module).__name__, remedy)
     return found
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Split a dotted name into its owner and the last part: 'a.b.weight' -> ('a.b', 'weight')."""
-    owner, _, leaf = name.rpartition(".")
-    return owner, leaf
 
 
 def _by_default(module: nn.Module, name: str, value: Tensor) -> bool:
     """Return True for a weight with at least two dimensions that is not of a normalization layer."""
-    path, leaf = _split(name)
+    path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     fits = value.dim() >= 2 and (value.is_floating_point() or value.is_complex()) and _makes_a_weight(owner, leaf)
     return fits and not isinstance(owner, NORMS) and not leaf.startswith("bias")
@@ -102,8 +91,8 @@ def _chosen(module: nn.Module, every: Mapping[str, Tensor], wanted: Iterable[obj
     """Return the parameters that names, glob patterns or tensors mean."""
     if wanted is None:
         return [value for name, value in every.items() if _by_default(module, name, value)]
-    if not isinstance(wanted, Iterable):
-        raise invalid_argument(TypeError, WHERE, "parameters", "several names, glob patterns or parameters", wanted)
+    several = "several names, glob patterns or parameters"
+    check(isinstance(wanted, Iterable), WHERE, "parameters", several, wanted, kind=TypeError)
     found: list[Tensor] = []
     for pattern in [wanted] if isinstance(wanted, str) else wanted:
         if isinstance(pattern, str):
@@ -112,9 +101,7 @@ def _chosen(module: nn.Module, every: Mapping[str, Tensor], wanted: Iterable[obj
                 raise unknown_name(WHERE, "parameters", "names or patterns that match a parameter", pattern, every)
         elif isinstance(pattern, Tensor):
             hits = [value for value in every.values() if value is pattern]
-            if not hits:
-                got = f"a tensor {tuple(pattern.shape)}"
-                raise invalid_argument(ValueError, WHERE, "parameters", "parameters of the module", got)
+            check(hits, WHERE, "parameters", "parameters of the module", f"a tensor {tuple(pattern.shape)}")
         else:
             rule = "names, glob patterns or parameters of the module"
             raise invalid_argument(TypeError, WHERE, "parameters", rule, pattern)
@@ -124,7 +111,7 @@ def _chosen(module: nn.Module, every: Mapping[str, Tensor], wanted: Iterable[obj
 
 def _target(module: nn.Module, name: str, structure: Structure) -> MaskTarget:
     """Return what is drawn in one parameter."""
-    owner, leaf = _split(name)
+    owner, _, leaf = name.rpartition(".")
     layer, value = module.get_submodule(owner), module.get_parameter(name)
     _refuse_unfit(layer, name, value)
     normalized = _normalized(layer, leaf, name, value)
@@ -140,17 +127,25 @@ def _target(module: nn.Module, name: str, structure: Structure) -> MaskTarget:
 
 def _refuse_unfit(owner: nn.Module, name: str, value: Tensor) -> None:
     """Refuse complex and integer parameters, and embeddings whose forward or gradient is not that of a weight."""
-    if not value.is_floating_point():
-        remedy = "Complex parameters cannot be masked: name the others in `parameters`." if value.is_complex() else ""
-        raise invalid_argument(TypeError, WHERE, name, "a real floating-point parameter", value.dtype, remedy)
-    if getattr(owner, "sparse", False):
-        rule, got = "the weight of an embedding with dense gradients", "sparse=True"
-        remedy = "An optimizer of sparse gradients cannot hold single entries; use sparse=False."
-        raise invalid_argument(ValueError, WHERE, name, rule, got, remedy)
-    if getattr(owner, "max_norm", None) is not None and isinstance(owner, nn.Embedding | nn.EmbeddingBag):
-        rule, got = "the weight of an embedding without max_norm", f"max_norm={owner.max_norm}"
-        remedy = "It writes into the weight during the forward, where a mask has a copy."
-        raise invalid_argument(ValueError, WHERE, name, rule, got, remedy)
+    remedy = "Complex parameters cannot be masked: name the others in `parameters`." if value.is_complex() else ""
+    rule = "a real floating-point parameter"
+    check(value.is_floating_point(), WHERE, name, rule, value.dtype, remedy, TypeError)
+    rule, remedy = "with dense gradients", "An optimizer of sparse gradients cannot hold single entries."
+    sparse = getattr(owner, "sparse", False)
+    check(
+        not sparse,
+        WHERE,
+        name,
+        f"the weight of an embedding {rule}",
+        "sparse=True",
+        f"{remedy[:-1]}; use sparse=False.",
+    )
+    rule, remedy = (
+        "the weight of an embedding without max_norm",
+        "It writes into the weight during the forward, where a mask has a copy.",
+    )
+    norm = owner.max_norm if isinstance(owner, nn.Embedding | nn.EmbeddingBag) else None
+    check(norm is None, WHERE, name, rule, f"max_norm={norm}", remedy)
 
 
 def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str:
@@ -159,7 +154,7 @@ def _group(layer: nn.Module, name: str, units: int, structure: Structure) -> str
     Rows of one layer do (weight, bias, the two matrices of a recurrent layer); columns only where both directions of a
     recurrent layer take the same input.
     """
-    owner, leaf = _split(name)
+    owner, _, leaf = name.rpartition(".")
     recurrent = isinstance(layer, nn.RNNBase)
     if structure == "output":
         suffix = leaf[leaf.find("_l") :] if recurrent and "_hr" not in leaf else ""
@@ -236,25 +231,22 @@ def _normalized(owner: nn.Module, leaf: str, name: str, value: Tensor) -> tuple[
     weight = _weight_attribute(owner, leaf)
     if weight is None or value.is_meta:
         return ()
-    before, modes = value.data, {inner: inner.training for inner in owner.modules()}
-    found: list[tuple[int, ...]] = []
+    before, found = value.data, list[tuple[int, ...]]()
     try:
-        owner.eval()  # else a spectral norm iterates
-        every = chain.from_iterable(combinations(range(value.dim()), size) for size in range(value.dim() + 1))
-        for dims in every if _finite(owner, weight) else ():
-            if not any(set(smaller) <= set(dims) for smaller in found):
-                value.data = before.clone()
-                value.data[tuple(slice(None) if d in dims else 0 for d in range(value.dim()))] = 0
-                if not _finite(owner, weight):
-                    found.append(dims)
+        with left_as_it_was(owner):
+            owner.eval()  # else a spectral norm iterates
+            every = chain.from_iterable(combinations(range(value.dim()), size) for size in range(value.dim() + 1))
+            for dims in every if _finite(owner, weight) else ():
+                if not any(set(smaller) <= set(dims) for smaller in found):
+                    value.data = before.clone()
+                    value.data[tuple(slice(None) if d in dims else 0 for d in range(value.dim()))] = 0
+                    if not _finite(owner, weight):
+                        found.append(dims)
     finally:
         value.data = before
-        for inner, training in modes.items():
-            inner.training = training
         rebuild_attributes([owner])
-    if () in found:
-        rule, got = "finite wherever an entry of it is zero", "a parametrization that is not"
-        raise invalid_argument(ValueError, WHERE, f"the weight of {name}", rule, got, "Mask other parameters.")
+    rule, got = "finite wherever an entry of it is zero", "a parametrization that is not"
+    check(() not in found, WHERE, f"the weight of {name}", rule, got, "Mask other parameters.")
     return tuple(found)
 
 

@@ -24,6 +24,7 @@ LR = 0.01
 DEPENDENT = "In a trial on a small tensor, what moves an entry changed with the gradients of others."
 Begun = dict[tuple[Any, ...], float | None]
 DEPTH = 4  # of the attributes in which an optimizer keeps others
+NOT_PARTS = "param_groups", "state", "defaults"
 
 
 def inner_optimizer(optimizer: Any) -> Optimizer:
@@ -39,7 +40,7 @@ def inner_optimizer(optimizer: Any) -> Optimizer:
         values = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
         inside = {id(value): value for value in values}
         found = [each for each in inside.values() if isinstance(each, Optimizer) and each is not optimizer]
-        if len(found) == 1 and _covers(found[0], optimizer):
+        if len(found) == 1 and _parameters(optimizer) <= _parameters(found[0]):
             optimizer = found[0]
     if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
         rule = "a torch.optim.Optimizer with step hooks, or a wrapper of one over the same parameters"
@@ -47,25 +48,14 @@ def inner_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
-def _covers(inner: Optimizer, outer: Any) -> bool:
-    """Return True if an inner optimizer has all parameters of the outer one."""
-    groups = getattr(outer, "param_groups", None)
-    return groups is None or set(_parameters(outer)) <= set(_parameters(inner))
-
-
-def _parameters(optimizer: Optimizer) -> dict[int, Tensor]:
-    return {id(p): p for group in optimizer.param_groups for p in group["params"]}
+def _parameters(optimizer: Any) -> set[int]:
+    return {id(p) for group in getattr(optimizer, "param_groups", None) or () for p in group["params"]}
 
 
 def examine(optimizer: Optimizer, masked: Container[int]) -> frozenset[int]:
-    """Refuse an optimizer that cannot hold single entries of masked parameters.
+    """Refuse an optimizer that cannot hold single entries of masked parameters; of one made of others, try those.
 
-    Args:
-        optimizer: The optimizer to attach; of one that is made of others, those are tried.
-        masked: The ids of its masked parameters.
-
-    Returns:
-        The ids of those that move by a multiple of their gradient and have no state, as in SGD without momentum.
+    Return the ids of those that move by a multiple of their gradient and have no state, as in SGD without momentum.
     """
     plain: set[int] = set()
     for each in _parts(optimizer):
@@ -89,16 +79,13 @@ def _parts(optimizer: Optimizer) -> list[Optimizer]:
 
 def _made_of(value: Any, depth: int, seen: set[int]) -> Iterator[Optimizer]:
     """Yield the optimizers that an object keeps in its attributes, in lists, or in objects of its own."""
-    if isinstance(value, Mapping):
-        inside: list[Any] = list(value.values())
-    elif isinstance(value, list | tuple):
-        inside = list(value)
-    elif isinstance(value, Tensor | nn.Module | type):
+    if isinstance(value, Tensor | nn.Module | type):
         return
-    else:
-        attributes = getattr(value, "__dict__", {})
-        inside = [each for name, each in attributes.items() if name not in ("param_groups", "state", "defaults")]
-    for each in inside:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif not isinstance(value, list | tuple):
+        value = [each for name, each in getattr(value, "__dict__", {}).items() if name not in NOT_PARTS]
+    for each in value:
         if id(each) not in seen:
             seen.add(id(each))
             if isinstance(each, Optimizer):
@@ -228,13 +215,9 @@ def _twin(optimizer: Optimizer, group: dict[str, Any], start: Tensor, lr: float 
     with suppress(Exception):  # its constructor may want something that its groups do not say
         return _Twin(kind(groups, **arguments), parameter)
     with suppress(Exception):
-        own = {
-            name: copy.deepcopy(value)
-            for name, value in vars(optimizer).items()
-            if name not in ("state", "param_groups")
-        }
+        own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
         twin = kind.__new__(kind)
-        vars(twin).update(own, state=defaultdict(dict), param_groups=groups)
+        vars(twin).update(copy.deepcopy(own), state=defaultdict(dict), param_groups=groups)
         return _Twin(twin, parameter)
     return None
 
@@ -277,24 +260,24 @@ def _begun(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> Begun:
 class _States(UserDict[Any, Any]):
     """An optimizer's state, or that of one parameter, that notes what its tensors are when they are put into it."""
 
-    def __init__(self, found: Begun, parameter: Tensor, is_inner: bool = False) -> None:
+    def __init__(self, found: Begun, parameter: Tensor) -> None:
         super().__init__()
-        self._found, self._parameter, self._is_inner = found, parameter, is_inner
+        self._found, self._parameter = found, parameter
 
     def __missing__(self, name: Any) -> Any:
-        if self._is_inner:
+        if not isinstance(name, Tensor):
             raise KeyError(name)
         self[name] = {}
         return self.data[name]
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        if self._is_inner:
-            for path, tensor in leaves(value, (name,)):
-                if isinstance(tensor, Tensor) and tensor.shape == self._parameter.shape:
-                    _, *others = tensor.flatten().tolist()
-                    is_copy = others == self._parameter.flatten().tolist()[1:]
-                    self._found.setdefault(path, None if is_copy else tensor.flatten()[0].item())
-            self.data[name] = value
-        else:
-            self.data[name] = _States(self._found, self._parameter, is_inner=True)
+        if isinstance(name, Tensor):  # the state of a parameter
+            self.data[name] = _States(self._found, self._parameter)
             self.data[name].update(value)
+            return
+        for path, tensor in leaves(value, (name,)):
+            if isinstance(tensor, Tensor) and tensor.shape == self._parameter.shape:
+                first, *others = tensor.flatten().tolist()
+                is_copy = others == self._parameter.flatten().tolist()[1:]
+                self._found.setdefault(path, None if is_copy else first)
+        self.data[name] = value

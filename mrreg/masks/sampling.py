@@ -5,14 +5,14 @@ same entries without communication, and no random generator is read or moved.
 """
 
 import math
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mrreg.distributed.sharding import cut, is_sharded, window
 from mrreg.hashing import splitmix64
-from mrreg.masks.entries import ReusableBuffer, bits_dtype
+from mrreg.masks.entries import bits_dtype
 
 HALF = 1 << 30  # hash values lie in [-HALF, HALF)
 BLOCK = 1 << 20  # entries hashed at once: bounds the temporary memory, and counters stay far below 2^31
@@ -38,24 +38,18 @@ def hashes(count: int, key: Key, device: torch.device, start: int = 0, block: in
     return values.mul_(0x735A2D97).bitwise_right_shift_(1)
 
 
-def _blocks(start: int, count: int) -> Iterator[tuple[int, int]]:
-    """Cut [start, start + count) at multiples of BLOCK: (first flat index, entries) of each piece."""
-    while count > 0:
-        piece = min(count, BLOCK - start % BLOCK)
-        yield start, piece
-        start, count = start + piece, count - piece
-
-
 def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
     """Fill a vector of integers with the bits of entries drawn one by one: 0 (slow) with probability p, else -1.
 
     p is resolved to 2^-31; `start` is the flat index of the first entry, for a shard of a parameter.
     """
     last_fast = round((1 - p) * 2 * HALF) - HALF - 1
-    for first, entries in _blocks(start, len(values)):
-        block, low = divmod(first, BLOCK)
-        numbers = hashes(entries, key, values.device, low, block)
-        torch.le(numbers, last_fast, out=values[first - start : first - start + entries]).neg_()
+    done = 0
+    while done < len(values):
+        block, low = divmod(start + done, BLOCK)
+        piece = values[done : done + BLOCK - low]
+        torch.le(hashes(len(piece), key, values.device, low, block), last_fast, out=piece).neg_()
+        done += len(piece)
     return values
 
 
@@ -71,14 +65,11 @@ def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
     return bits
 
 
-def draw_bits(value: Tensor, key: Key, p: float, memory: ReusableBuffer | None = None) -> Tensor:
+def draw_bits(value: Tensor, key: Key, p: float) -> Tensor:
     """Return the bits of a tensor's local entries, drawn one by one, in the shape that this rank holds."""
-    dtype = bits_dtype(value)
+    options: Any = {"dtype": bits_dtype(value), "device": value.device}
     shape, start = window(value) if is_sharded(value) else (value.shape, (0,) * value.dim())
     if shape[1:] != value.shape[1:]:  # local entries are no interval of flat indices: draw all and cut
-        whole = torch.empty(value.numel(), dtype=dtype, device=value.device)
-        return cut(fill_bits(whole, key, p).view(value.shape), value)
-    size = torch.Size(shape)
-    bits = (memory or ReusableBuffer()).get(size, dtype, value.device)
-    fill_bits(bits.view(-1), key, p, start[0] * math.prod(shape[1:]) if start else 0)
-    return bits
+        return cut(fill_bits(torch.empty(value.numel(), **options), key, p).view(value.shape), value)
+    first = start[0] * math.prod(shape[1:]) if start else 0
+    return fill_bits(torch.empty(math.prod(shape), **options), key, p, first).view(shape)
