@@ -11,11 +11,10 @@ from torch.utils._pytree import tree_map_only
 
 from mrreg.auditing.advice import advice, render
 from mrreg.auditing.measure import WHERE, Cost, Pass, Trace
-from mrreg.distributed.checks import check_model
 from mrreg.errors import check, check_int, check_type
 from mrreg.isolation import left_as_it_was
 from mrreg.module_utils import tensors_in
-from mrreg.optim.param_groups import Choice, choose, read_groups
+from mrreg.optim.param_groups import Choice, choose, read_checked
 from mrreg.theory import expected_speedup_from_costs
 
 PERIODS = (2, 3, 5, 10)
@@ -87,8 +86,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4 and its appendix on cost.
     """
     check_type(WHERE, "model", model, nn.Module, "an nn.Module")
-    check_model(WHERE, model, switches=True)
-    names = read_groups(WHERE, "model", model)[1]
+    names = read_checked(WHERE, model)[1]
     chosen = choose(WHERE, "fast", fast, names)
     check(len(chosen) < len(names), WHERE, "fast", "some of the parameters", "all of them", "Choose fewer.")
     trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]

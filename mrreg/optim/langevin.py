@@ -1,6 +1,5 @@
 """SGD with momentum and noise: Langevin dynamics at a chosen temperature."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, overload
@@ -15,23 +14,21 @@ from mrreg.errors import check_int, check_number
 from mrreg.hashing import GOLDEN, WORD, splitmix64
 
 WHERE = "LangevinSGD"
+SIZE = "finite and at least 0", lambda x: 0 <= x < math.inf
+RANGES = {"lr": SIZE, "momentum": ("in [0, 1)", lambda x: 0 <= x < 1), "temperature": SIZE, "weight_decay": SIZE}
 
 
 class LangevinSGD(torch.optim.Optimizer):
     """Descend with momentum and add noise, so that parameters explore at a chosen temperature.
 
-    Discretized Langevin dynamics for one part of a network or all of it. At `temperature=0` it is `torch.optim.SGD`,
-    bit for bit; at `momentum=0` it is SGLD.
-
+    Discretized Langevin dynamics. At `temperature=0` it is `torch.optim.SGD`, bit for bit; at `momentum=0` it is SGLD.
     Update with gradient g, noise xi ~ N(0, 1) and step size h:
 
         buffer <- momentum * buffer + g + sqrt(2 * (1 - momentum) * temperature / h) * xi
         theta <- theta - h * buffer
 
-    For small h the parameters settle into the density exp(-loss / temperature).
-
-    In a part of period k, h is k * lr, since one draw of noise moves the part by k * lr * buffer from one of its
-    gradients to the next; with h = lr it would be held for k steps and multiply the temperature by k.
+    For small h the parameters settle into the density exp(-loss / temperature). In a part of period k, h is k * lr: one
+    draw of noise is held for k steps, and with h = lr that would multiply the temperature by k.
 
     Args:
         params: Parameters, named parameters or groups, as in `torch.optim.SGD`.
@@ -79,17 +76,10 @@ class LangevinSGD(torch.optim.Optimizer):
         foreach: bool | None = None,
         seed: int = 0,
     ) -> None:
-        defaults: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "temperature": temperature,
-            "weight_decay": weight_decay,
-        }
-        defaults |= {"maximize": maximize, "foreach": foreach, "noise_seed": seed, "noise_steps": 0}
-        defaults["differentiable"] = (
-            False  # torch puts it into the defaults of a copy, and from there it reaches groups
-        )
-        super().__init__(params, _checked(defaults))
+        numbers = {"lr": lr, "momentum": momentum, "temperature": temperature, "weight_decay": weight_decay}
+        options = {"maximize": maximize, "foreach": foreach, "noise_seed": seed, "noise_steps": 0}
+        # torch puts "differentiable" into the defaults of a copy, and from there it reaches groups
+        super().__init__(params, _checked({**numbers, **options, "differentiable": False}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch; its own options are checked like those of the constructor."""
@@ -111,11 +101,7 @@ class LangevinSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step.
-
-        Args:
-            closure: Recomputes the loss and its gradients, and returns the loss.
-        """
+        """Make one step; `closure` recomputes the loss and its gradients, and returns the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -165,15 +151,10 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group with its numbers checked and as Python's own."""
     checked = dict(options)
-    for name, below in (("lr", math.inf), ("momentum", 1.0), ("temperature", math.inf), ("weight_decay", math.inf)):
-        value, rule = options[name], "in [0, 1)" if name == "momentum" else "finite and at least 0"
-        number = value.item() if isinstance(value, Tensor) else value
-        plain = check_number(WHERE, name, number, rule, functools.partial(_is_within, below))
+    for name, (rule, valid) in RANGES.items():
+        value = options[name]
+        plain = check_number(WHERE, name, value.item() if isinstance(value, Tensor) else value, rule, valid)
         checked[name] = value if isinstance(value, Tensor) else plain
     for name, argument in (("noise_seed", "seed"), ("noise_steps", "noise_steps")):
         checked[name] = check_int(WHERE, argument, options[name], 0)
     return checked
-
-
-def _is_within(below: float, number: float) -> bool:
-    return 0 <= number < below

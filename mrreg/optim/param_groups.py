@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -28,8 +28,7 @@ def split(
     """Divide parameters into fast and slow groups for `MultirateSGD`, `MultirateAdamW` or any torch optimizer.
 
     Given only `fast`, every other parameter is slow, and vice versa; given both, they must cover everything. A
-    parameter reachable under several names (tied weights) counts once and goes by any of them. Frozen parameters are
-    placed like all others, as in torch, so that they train when they are unfrozen.
+    parameter with several names (tied weights) counts once and goes by any of them. Frozen parameters are placed too.
 
     Args:
         model: A module; parameters or named parameters; or existing parameter groups, whose order and options (`lr`,
@@ -60,7 +59,7 @@ def split(
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
     """
-    groups, names = _read_checked("split", model)
+    groups, names = read_checked("split", model)
     periods: dict[Tensor, int | None] = {}
     for argument, choice, period in _parts(fast, slow):
         chosen = choose("split", argument, choice, names)
@@ -83,9 +82,8 @@ def split(
 def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> list[Group]:
     """Put the biases on the slow time scale and everything else on the fast one.
 
-    In the paper this separates the arms of a spiral where plain SGD fails. It saves no time, since a bias costs next to
-    nothing. A bias is any parameter with the word bias in its own name ("bias", "in_proj_bias", "bias_ih_l0"), those of
-    normalization layers included.
+    In the paper this separates the arms of a spiral where plain SGD fails; it saves no time. A bias is any parameter
+    with the word bias in its own name ("bias", "in_proj_bias", "bias_ih_l0"), those of normalization layers included.
 
     Args:
         model: As in `split`; groups must carry names.
@@ -110,7 +108,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, appendix "Slow Biases".
     """
-    groups, names = _read_checked("biases", model)
+    groups, names = read_checked("biases", model)
     among = list(names) if layers is None else choose("biases", "layers", layers, names)
     slow = [p for p in among if any("bias" in name.rpartition(".")[2].split("_") for name in names[p])]
     remedy = "Layers made with bias=False have none; parameters without names cannot be told apart."
@@ -118,7 +116,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
     return split(groups, slow=slow)
 
 
-def _read_checked(where: str, model: object) -> tuple[list[Group], Names]:
+def read_checked(where: str, model: object) -> tuple[list[Group], Names]:
     """Read groups, and refuse a model in which slow parameters cannot go without gradients."""
     if isinstance(model, nn.Module):
         check_model(where, model, switches=True)
@@ -145,7 +143,6 @@ def read_groups(where: str, argument: str, model: object) -> tuple[list[Group], 
 
 
 def _read_group(where: str, argument: str, given: object) -> Group:
-    """Copy one parameter group, with lists for what may be iterators."""
     if not isinstance(given, Mapping) or "params" not in given:
         raise invalid_argument(TypeError, where, argument, 'all groups with "params", or no groups', _shown(given))
     params = given["params"]
@@ -160,7 +157,6 @@ def _read_group(where: str, argument: str, given: object) -> Group:
 
 
 def _parts(fast: Choice | None, slow: Choice | Mapping[Any, int] | None) -> Iterator[tuple[str, Any, int | None]]:
-    """Yield argument, choice and period of every part that was asked for."""
     given = fast is not None or slow is not None
     check(given, "split", "fast", "given, or slow", None, 'Name what trains at every step: fast="fc".')
     if fast is not None:
@@ -216,10 +212,12 @@ def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set
     """Return the parameters that have the name or match the pattern, or lie in a module that does."""
     known: set[str] = set()
     for spell in (str, _plain):  # names as they are come first: a model may really have a part called "module"
-        paths = {p: {path for name in aliases for path in _paths(spell(name))} for p, aliases in names.items()}
-        known = {path for names_of in paths.values() for path in names_of}
-        hits = {path for path in known if path == pattern or fnmatchcase(path, pattern)}
-        if hits:
+        paths = {  # a name and those of all modules that it lies in
+            p: {path for name in aliases for path in accumulate(spell(name).split("."), "{}.{}".format)}
+            for p, aliases in names.items()
+        }
+        known = set().union(*paths.values())
+        if hits := {path for path in known if path == pattern or fnmatchcase(path, pattern)}:
             return {p for p, names_of in paths.items() if names_of & hits}
     remedy = "Choose by module or parameter, or give the model, or groups made from model.named_parameters()."
     check(known, where, argument, "no name where parameters have none", pattern, remedy)
@@ -227,14 +225,7 @@ def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set
     raise unknown_name(where, argument, rule, pattern, known)
 
 
-def _paths(name: str) -> Iterator[str]:
-    """Yield a name and the names of all modules that it lies in."""
-    parts = name.split(".")
-    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
 def _plain(name: str) -> str:
-    """Remove the prefixes of wrappers from a name."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
@@ -248,12 +239,10 @@ def _cut(group: Group, periods: Mapping[Tensor, int | None]) -> Iterator[Group]:
 
 
 def _is_named(item: object) -> bool:
-    """Return True if this is an entry of named_parameters()."""
     return isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], Tensor)
 
 
 def _label(parameter: Tensor, names: Names) -> str:
-    """Return the name of a parameter in a message."""
     return next(iter(names[parameter]), None) or str(_shown(parameter))
 
 
@@ -261,9 +250,7 @@ def _shown(value: object) -> object:
     """Describe a choice in a few words; the repr of a tensor or a module would fill the screen."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
-    is_short = isinstance(value, str | float | None) or (
-        isinstance(value, list) and all(isinstance(x, str) for x in value)
-    )
-    return (
-        value if is_short else f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    )
+    items = value if isinstance(value, list) else [value]
+    if all(isinstance(x, str) for x in items) or isinstance(value, float | None):
+        return value
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -2,17 +2,17 @@
 
 import weakref
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from typing_extensions import Self
 
-from mrreg.errors import check, check_type, invalid_argument, invalid_state
+from mrreg.errors import check, check_type, invalid_state
 from mrreg.optim.clock import is_due
 from mrreg.optim.multirate import Multirate
 
@@ -32,7 +32,8 @@ class StatisticsGate:
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
         """Set the layer for one forward; in evaluation mode there is nothing to set."""
-        if self.policy == "sync" and self.moves and _is_recomputing():
+        recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # inside a backward
+        if self.policy == "sync" and self.moves and recomputes:
             # Checkpointing compares what forward and recomputation save, so the layer computes the same on copies.
             self._kept = {name: buffer for name, buffer in layer._buffers.items() if buffer is not None}
             layer._buffers.update({name: buffer.clone() for name, buffer in self._kept.items()})
@@ -58,37 +59,27 @@ class StatisticsGate:
         return StatisticsGate, ()  # no optimizer drives a copy of the model
 
 
-class Statistics:
+class Statistics(ExitStack):
     """Handle of `batch_norm`: `remove()` gives the layers back to torch; also a context manager."""
 
     def __init__(self, optimizer: Multirate, model: nn.Module, policy: str) -> None:
+        super().__init__()
         found = list(_layers(optimizer, model))
         self.layers, self.statistics = tuple(name for name, _, _ in found), policy
         self._gates = [(StatisticsGate(policy), owners) for _, _, owners in found]
         for (gate, _), (_, layer, _) in zip(self._gates, found, strict=True):
             after = layer.register_forward_hook(gate.after, always_call=True)
             gate.handles = [layer.register_forward_pre_hook(gate.before), after]
-        self._handles = [
-            optimizer.register_step_post_hook(self._set_phase),
-            optimizer.register_load_state_dict_post_hook(self._set_phase),
-        ]
-        self._ends = [weakref.finalize(optimizer, gate.remove) for gate, _ in self._gates]
-        for end in self._ends:
+            end = weakref.finalize(optimizer, gate.remove)
             end.atexit = False
+            self.callback(end)
+        self.callback(optimizer.register_step_post_hook(self._set_phase).remove)
+        self.callback(optimizer.register_load_state_dict_post_hook(self._set_phase).remove)
         self._set_phase(optimizer)
 
     def remove(self) -> None:
         """Leave the optimizer and the model without a trace; a second call does nothing."""
-        for handle in self._handles:
-            handle.remove()
-        for end in self._ends:
-            end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()
+        self.close()
 
     def _set_phase(self, optimizer: Optimizer, *_: Any) -> None:
         """Set every layer for the phase that the groups say: a graph is compiled for each, and not for each step."""
@@ -100,11 +91,8 @@ class Statistics:
 def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every") -> Statistics:
     """Choose when the running statistics of BatchNorm layers in slow parts move.
 
-    torch moves them at every forward in training mode, also between two gradients of a slow part. Layers of fast parts
-    and evaluation mode stay as in torch.
-
-    Update of the running statistics r of a slow layer at a forward in training mode, by those b of the batch, with
-    momentum m:
+    torch moves them at every forward in training mode; layers of fast parts and evaluation mode stay so. Update of the
+    running statistics r of a slow layer at a forward in training mode, by those b of the batch, with momentum m:
 
         r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
 
@@ -122,8 +110,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         statistics: "every", "sync" or "never".
 
     Returns:
-        A handle, also a context manager: `remove()` takes everything back, `layers` names the slow layers, `statistics`
-        is the policy.
+        A handle and context manager: `remove()` takes it back, `layers` names slow layers, `statistics` is the policy.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -157,9 +144,8 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         rule = "a Multirate, MultirateSGD or MultirateAdamW, or wrap one as `.optimizer`"
         check(isinstance(inner, Optimizer), WHERE, "optimizer", rule, type(optimizer).__name__, kind=TypeError)
     check_type(WHERE, "model", model, nn.Module, "an nn.Module")
-    if statistics not in STATISTICS:
-        kind = ValueError if isinstance(statistics, str) else TypeError
-        raise invalid_argument(kind, WHERE, "statistics", f"one of {STATISTICS}", statistics)
+    kind = ValueError if isinstance(statistics, str) else TypeError
+    check(statistics in STATISTICS, WHERE, "statistics", f"one of {STATISTICS}", statistics, kind=kind)
     return Statistics(inner, model, statistics)
 
 
@@ -181,17 +167,11 @@ def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, nn.Mo
 
 
 def _has_statistics(name: str, layer: nn.Module) -> bool:
-    """Return True if a policy can be set for this layer."""
-    if not isinstance(layer, _BatchNorm):
+    if not isinstance(layer, _BatchNorm) or not layer.track_running_stats or layer.running_mean is None:
         return False
-    if isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params():
+    if is_lazy(layer.running_mean):
         raise invalid_state(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
     gates = [getattr(hook, "__self__", None) for hook in layer._forward_pre_hooks.values()]
     if any(isinstance(gate, StatisticsGate) and gate.handles for gate in gates):
         raise invalid_state(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
-    return layer.track_running_stats and layer.running_mean is not None
-
-
-def _is_recomputing() -> bool:
-    """Return True if this forward is part of a backward pass."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    return True
