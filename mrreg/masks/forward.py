@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import invalid_state, warn
+from mrreg.errors import add_note, invalid_state, warn
 from mrreg.masks.checkpoints import recording
 from mrreg.masks.mask import Mask
 from mrreg.masks.tensors import MaskedTensor
@@ -113,7 +113,7 @@ class MaskedForward:
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
         self._gathered.clear()
         if isinstance(error, Exception):
-            self._mask.explain(self._module, error)
+            _explain(self._mask, self._module, error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -124,6 +124,27 @@ class MaskedForward:
             yield
         finally:
             self.thread, self._before = thread, _set(masked)
+
+
+def _explain(mask: Mask, module: nn.Module, error: Exception) -> None:
+    """Raise a better error than that of a masked forward if the module has been changed, else add a note to it."""
+    before = [inner for inner, *_ in mask.places(module)]
+    try:
+        mask.check_fit(module)
+    except RuntimeError as better:
+        raise better from error
+    if before != [inner for inner, *_ in mask.places(module)]:
+        problem = "a layer was replaced since the optimizer was attached"
+        raise invalid_state(mask.where, problem, "Build the optimizer and attach again.") from error
+    if mask.groups:
+        paths, frame, path = {id(inner): path for path, inner in module.named_modules()}, error.__traceback__, ""
+        while frame is not None:  # the innermost module that runs
+            path = paths.get(id(frame.tb_frame.f_locals.get("self")), path)
+            frame = frame.tb_next
+        found = f"{path!r} ({type(module.get_submodule(path)).__name__})"
+        note = f"{mask.where}: units are absent in this step. If {found} runs without thin"
+        note += ", example_inputs took another path"
+        add_note(error, f"{note}: search with inputs that take this one, or exclude the groups that it reads.")
 
 
 def _autograd_mode() -> tuple[bool, object]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import add_note, check_int, check_number, check_share, check_type, invalid_state, warn
+from mrreg.errors import check_int, check_number, check_share, check_type, invalid_state, warn
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.layers import MaskTarget
 from mrreg.masks.sampling import draw_kept
@@ -148,26 +148,6 @@ class Mask:
         """Look for the modules again, and raise if the module has no longer what it had when it got the mask."""
         self._places = None
         self.places(module)
-
-    def explain(self, module: nn.Module, error: Exception) -> None:
-        """Raise a better error than that of a masked forward if the module has been changed, else add a note to it."""
-        before = [inner for inner, *_ in self.places(module)]
-        try:
-            self.check_fit(module)
-        except RuntimeError as better:
-            raise better from error
-        if before != [inner for inner, *_ in self.places(module)]:
-            problem = "a layer was replaced since the optimizer was attached"
-            raise invalid_state(self.where, problem, "Build the optimizer and attach again.") from error
-        if self.groups:
-            paths, frame, path = {id(inner): path for path, inner in module.named_modules()}, error.__traceback__, ""
-            while frame is not None:  # the innermost module that runs
-                path = paths.get(id(frame.tb_frame.f_locals.get("self")), path)
-                frame = frame.tb_next
-            found = f"{path!r} ({type(module.get_submodule(path)).__name__})"
-            note = f"{self.where}: units are absent in this step. If {found} runs without thin"
-            note += ", example_inputs took another path"
-            add_note(error, f"{note}: search with inputs that take this one, or exclude the groups that it reads.")
 
     def attributes(self, module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
         """Return the attributes that change for a masked forward: dictionary, name, value."""

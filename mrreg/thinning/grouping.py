@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
 from mrreg.module_utils import owner
-from mrreg.thinning.influence import ChannelSets, Influence, Place, Unit
+from mrreg.thinning.influence import NONE, SEVERAL, ChannelSets, Influence, Place, Unit, merge, spell, touched
 from mrreg.thinning.recorder import Channels, MixingOp, Recording, record
-from mrreg.thinning.twin import Inputs, randomize
+from mrreg.thinning.twin import Inputs, randomize, state_kept
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal
         inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
     """
     randomize(twin)
-    finder = Finder(record(twin, inputs))
+    with state_kept(twin):
+        finder = Finder(record(twin, inputs))
     found: dict[str, UnitGroup | Refusal] = {}
     for family in finder.families():
         each = finder.read(family)
@@ -40,8 +41,6 @@ def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal
         name = each.name if each.name not in found else f"{place[0]}[{place[1]}]"
         name = name if name not in found else f"{place[0]}[{place[1]}, {family[0][place][0]}:]"
         found[name] = replace(each, name=name)
-    for buffer in twin.buffers():
-        buffer.requires_grad_(False)
     refusals = [each for each in found.values() if isinstance(each, Refusal)]
     return [each for each in found.values() if isinstance(each, UnitGroup)], refusals
 
@@ -232,7 +231,7 @@ class Finder:
                 for other, reached in self._reached_units(self.influence(op), of_column, len(units)).items():
                     if other[0] in taken:
                         return {}, f"{other[0]} is also used by an operation that cannot be read"
-                    found[other] = _merge(found[other], reached) if other in found else reached
+                    found[other] = merge(found[other], reached) if other in found else reached
         members: dict[Place, list[list[int]]] = {}
         for other, reached in found.items():
             counts = torch.bincount(reached[reached >= 0], minlength=len(units))
@@ -266,7 +265,7 @@ class Finder:
             ]
             for name, zero, one in zip(tensors, *passes, strict=True):
                 for dim in range(tensors[name].dim()):
-                    found[name, dim] = _spell(found[name, dim], digit, _touched(zero, dim), _touched(one, dim))
+                    found[name, dim] = spell(found[name, dim], digit, touched(zero, dim), touched(one, dim))
         return found
 
 
@@ -275,28 +274,6 @@ def _numbered(units: list[Unit], place: Place, op: MixingOp) -> Tensor:
     assert op.columns is not None
     number = {position: i for i, unit in enumerate(units) for position in unit[place]}
     return torch.tensor([number.get(op.columns.start + i, NONE) for i in range(op.columns.size)], device="cpu")
-
-
-NONE, SEVERAL = -1, -2
-
-
-def _spell(numbers: Tensor, digit: int, zero: Tensor, one: Tensor) -> Tensor:
-    """Add a binary digit that was seen as zero, as one, as neither or as both; what is not one number stays so."""
-    spelled = (numbers + (one.long() << digit)).masked_fill(~zero & ~one, NONE).masked_fill(zero & one, SEVERAL)
-    return torch.where(numbers < 0, numbers, spelled)
-
-
-def _merge(one: Tensor, two: Tensor) -> Tensor:
-    """Merge what positions reach through either of two consumers."""
-    both = torch.where(one == NONE, two, one)
-    return both.masked_fill((two != NONE) & (both != two), SEVERAL)
-
-
-def _touched(grad: Tensor | None, dim: int) -> Tensor:
-    """Tell for each position along a dimension if a gradient is not zero there."""
-    assert grad is not None
-    others = [d for d in range(grad.dim()) if d != dim]
-    return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).cpu()
 
 
 def _place(channels: Channels) -> Place:

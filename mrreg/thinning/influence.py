@@ -185,3 +185,25 @@ class ChannelSets:
         for unit in units.values():
             found.setdefault(frozenset((place, len(where)) for place, where in unit.items()), []).append(unit)
         return list(found.values())
+
+
+NONE, SEVERAL = -1, -2
+
+
+def spell(numbers: Tensor, digit: int, zero: Tensor, one: Tensor) -> Tensor:
+    """Add a binary digit that was seen as zero, as one, as neither or as both; what is not one number stays so."""
+    spelled = (numbers + (one.long() << digit)).masked_fill(~zero & ~one, NONE).masked_fill(zero & one, SEVERAL)
+    return torch.where(numbers < 0, numbers, spelled)
+
+
+def merge(one: Tensor, two: Tensor) -> Tensor:
+    """Merge what positions reach through either of two consumers."""
+    both = torch.where(one == NONE, two, one)
+    return both.masked_fill((two != NONE) & (both != two), SEVERAL)
+
+
+def touched(grad: Tensor | None, dim: int) -> Tensor:
+    """Tell for each position along a dimension if a gradient is not zero there."""
+    assert grad is not None
+    others = [d for d in range(grad.dim()) if d != dim]
+    return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).cpu()

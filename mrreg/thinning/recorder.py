@@ -1,5 +1,6 @@
 """One forward, cut at every operation that mixes channels, so that autograd shows which of them reach which others."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -62,6 +63,7 @@ class Recording:
     others: dict[str, Tensor]  # parameters and buffers
 
 
+WRITES = re.compile(r"\w*[a-z0-9]_|__(i[a-z]+|setitem)__")  # names of functions that change their first argument
 MODERATE = 3.0  # at which no activation is flat
 
 
@@ -107,6 +109,8 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if WRITES.fullmatch(name) and self._is_buffer(args[0]):
+            args = args[0].clone(), *args[1:]  # what was computed from the buffer is still to be differentiated
         if pair := summands(func, args):
             one, two = pair
             self.sums.append((one.clone() if name in ("add_", "__iadd__") else one, two))
@@ -115,7 +119,16 @@ class _Recorder(TorchFunctionMode):
         if name in RECURRENT:
             return unrolled(name, self._linear, *args)
         layout = READERS[name](*args, **kwargs) if name in READERS else None
-        return self._product(name, partial(func, *args, **kwargs), layout)
+        try:
+            return self._product(name, partial(func, *args, **kwargs), layout)
+        except RuntimeError:  # some functions, as of quantization, have no gradient for a buffer
+            if layout is not None or not any(map(self._is_buffer, args)):
+                raise
+            return func(*(each.detach().clone() if self._is_buffer(each) else each for each in args), **kwargs)
+
+    def _is_buffer(self, value: Any) -> bool:
+        storage = value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
+        return storage in self._owners and not isinstance(self._owners[storage][1], nn.Parameter)
 
     def _linear(self, taken: Tensor, weight: Tensor, *also: Tensor | None) -> Any:
         bias = also[0] if also else None

@@ -91,15 +91,20 @@ def _leaky_pool(dims: int) -> Callable[..., Any]:
 
 
 def _batch_norm(
-    func: Any, x: Tensor, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *rest: Any, **named: Any
+    func: Any, x: Tensor, running_mean: Any = None, running_var: Any = None, *rest: Any, **named: Any
 ) -> Any:
-    """Normalize by a formula: autograd's has no gradient for the running statistics."""
-    training = named.get("training", rest[0] if rest else False)
-    if training or mean is None:
-        return func(x, mean, variance, weight, bias, *rest, **named)
+    """Normalize by a formula: autograd's has no gradient for the running statistics, nor may it write to such.
+
+    The statistics of a batch, or of an instance, are of one channel each too.
+    """
+    given: list[Any] = [*rest, None, None, None]
+    training = named.get("training", named.get("use_input_stats", given[2]))
+    if running_mean is None or (training and not running_mean.requires_grad):
+        return func(x, running_mean, running_var, *rest, **named)
+    weight, bias = named.get("weight", given[0]), named.get("bias", given[1])
     shape = (-1, *[1] * (x.dim() - 2))
-    scale = (variance + 1e-5).rsqrt() if weight is None else weight * (variance + 1e-5).rsqrt()
-    shift = -mean * scale if bias is None else bias - mean * scale
+    scale = (running_var + 1e-5).rsqrt() * (1 if weight is None else weight)
+    shift = (0 if bias is None else bias) - running_mean * scale
     return x * scale.reshape(shape) + shift.reshape(shape)
 
 
@@ -109,6 +114,6 @@ LEAKY: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _leaky),
     **dict.fromkeys(("clamp", "clamp_min", "clip"), _clamp),
     "prelu": _prelu,
-    "batch_norm": _batch_norm,
+    **dict.fromkeys(("batch_norm", "instance_norm"), _batch_norm),
     **{f"{kind}max_pool{d}d": _leaky_pool(d) for kind in ("", "adaptive_") for d in (1, 2, 3)},
 }

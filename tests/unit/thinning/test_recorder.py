@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn.utils import parametrizations
 
 from mrreg.thinning.influence import Influence
@@ -134,3 +135,64 @@ def test_a_weight_that_no_parameter_has_the_shape_of_is_known_as_computed() -> N
     (op,) = recording(Product(lambda x, w, b: F.linear(x, w.t() * 2), 5, 7), X).ops
     assert op.columns is not None
     assert (op.rows.dim, op.columns.dim) == (~0, ~1)
+
+
+class Writer(nn.Module):
+    """Writes to a buffer in its forward, after it has used it."""
+
+    def __init__(self, write: Callable[[Tensor, Tensor], object]) -> None:
+        super().__init__()
+        self.make, self.read, self.write = nn.Linear(4, 6), nn.Linear(6, 2), write
+        self.register_buffer("seen", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.make(x).tanh()
+        y: Tensor = self.read(h * self.seen)
+        self.write(self.get_buffer("seen"), h.detach().square().mean(0))
+        return y
+
+
+def unseen_by_autograd(seen: Tensor, new: Tensor) -> None:
+    with torch.no_grad():
+        seen.lerp_(new, 0.1)
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "in place": lambda seen, new: seen.mul_(0.9).add_(new),
+    "without gradients": unseen_by_autograd,
+    "data": lambda seen, new: seen.data.copy_(new),
+    "items": lambda seen, new: seen[1:].__setitem__(0, new[0]),
+    "operator": lambda seen, new: seen.__imul__(new),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+def test_a_buffer_that_the_forward_writes_to_is_read_all_the_same(write: Callable[[Tensor, Tensor], object]) -> None:
+    found = recording(Writer(write), X[:, :4])
+    taken = Influence(found, found.ops[1].taken, -1)
+    assert sorted((each.start, each.sources) for each in taken.ranges()) == [(i, frozenset({i})) for i in range(6)]
+    (seen,) = taken.gradients(None, [found.others["seen"]])
+    assert seen is not None
+    assert seen.ne(0).all()
+
+
+class OfInstance(nn.InstanceNorm1d):
+    """Takes the statistics of the instance, and moves the running ones, in evaluation mode too."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.instance_norm(input, self.running_mean, self.running_var)
+
+
+@pytest.mark.parametrize("kind", [nn.InstanceNorm1d, OfInstance])
+def test_statistics_of_instances_are_of_one_channel_each(kind: type[nn.InstanceNorm1d]) -> None:
+    norm = kind(6, track_running_stats=True)
+    found = recording(nn.Sequential(nn.Conv1d(5, 6, 3), norm, nn.Conv1d(6, 2, 3)), torch.randn(2, 5, 9))
+    taken = Influence(found, found.ops[1].taken, 1)
+    assert sorted((each.start, each.sources) for each in taken.ranges()) == [(i, frozenset({i})) for i in range(6)]
+
+
+def test_a_function_without_a_gradient_for_a_buffer_is_passed() -> None:
+    quantize: nn.Module = FakeQuantize(MovingAverageMinMaxObserver)  # type: ignore[no-untyped-call]
+    found = recording(nn.Sequential(nn.Linear(5, 6), quantize, nn.Linear(6, 2)), X)
+    assert len(found.ops) == 2
+    assert found.outputs
