@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.module_tracker import ModuleTracker
 
 from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
 from mrreg.convert.wrap import check_model
@@ -20,23 +18,14 @@ from mrreg.module_utils import has_stock_forward, join, within
 from mrreg.thinning.blocks import residual_blocks
 from mrreg.thinning.build import search
 from mrreg.thinning.counts import kept
-from mrreg.thinning.paths import find_paths, set_mode
+from mrreg.thinning.paths import Watch, find_paths, forward
 from mrreg.thinning.report import ThinReport
-from mrreg.thinning.twin import (
-    DoublePrecision,
-    Inputs,
-    double_copy,
-    probing,
-    read_inputs,
-    state_kept,
-)
+from mrreg.thinning.twin import Inputs, double_copy, frozen, probing, read_inputs, state_kept
 
 WHERE = "swap_dropout"
 DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 DROPOUTS = nn.modules.dropout._DropoutNd
 NO_ZEROS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
-DROPS = ("input", "p", "training")
-ATTENDS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 TAKEN = "the units beside it already stand for another dropout"
 HELD = (
     "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
@@ -63,17 +52,11 @@ class Swap:
 
 
 class Report(dict[str, Swap]):
-    """Outcomes for all sources of dropout by their paths in the model; printed, one line each.
-
-    Args:
-        swaps: The outcomes.
-        thin: The groups of units that stand for some of them, if there are.
-        obstacle: What kept units from being looked for.
-    """
+    """Outcomes for all sources of dropout by their paths in the model; printed, one line each."""
 
     def __init__(self, swaps: Mapping[str, Swap], thin: ThinReport | None = None, obstacle: str = "") -> None:
         super().__init__(swaps)
-        self.thin, self.obstacle = thin, obstacle
+        self.thin, self.obstacle = thin, obstacle  # the groups that stand for some, and what kept others from it
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
@@ -241,36 +224,15 @@ def _drop_paths(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
 
 def _in_functions(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
     """Return the dropout in functions that a training forward calls."""
-    set_mode(twin, find_paths(twin, inputs)[0])
-    for module in twin.modules():
-        if isinstance(module, DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
-            module.eval()
-    watch = _Functions()
-    with torch.no_grad(), state_kept(twin), DoublePrecision(), watch, watch.tracker:  # type: ignore[no-untyped-call]
-        twin(*inputs.args, **inputs.kwargs)
-    return watch.found
-
-
-class _Functions(TorchFunctionMode):
-    """Notes dropout in functions, and drops nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, Swap] = {}
-        self.tracker = ModuleTracker()  # of the modules whose forwards are open
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        attends = name == "scaled_dot_product_attention"
-        if "dropout" not in name and not attends:
-            return func(*args, **kwargs)
-        given = dict(zip(ATTENDS if attends else DROPS, args, strict=False)) | kwargs
-        on = given.get("training", given.get("train", True))
-        if p := given.get("dropout_p", 0.0) if attends else given.get("p", 0.5) * on:
-            why = ATTENTION if attends else "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
-            path = max(self.tracker.parents, key=len).partition(".")[2]
-            self.found.setdefault(f"{path}: {name}()".removeprefix(": "), Swap(f"{name}() with p={p:g}", {}, why))
-        return func(**{**given, "dropout_p": 0.0}) if attends else given["input"]
+    watch, swaps = Watch(), {}
+    with frozen(twin), state_kept(twin):
+        forward(twin, inputs, find_paths(twin, inputs)[0], watch)
+    for (path, name), p in watch.found.items():
+        if not isinstance(twin.get_submodule(path), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+            why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
+            why = ATTENTION if name == "scaled_dot_product_attention" else why
+            swaps[f"{path}: {name}()".removeprefix(": ")] = Swap(f"{name}() with p={p:g}", {}, why)
+    return swaps
 
 
 def _run_plainly(model: nn.Module, example_inputs: Any) -> None:

@@ -59,17 +59,13 @@ class Option:
 
 @dataclass
 class Site:
-    """A dropout: its name, the obstacle to anything in its place, and what can stand there, the best first.
-
-    Args:
-        calls: What its calls take, and leaves that are added to what they give.
-    """
+    """A dropout: its name, the obstacle to anything in its place, and what can stand there, the best first."""
 
     what: str
     p: float
     reason: str = ""
     choices: list[list[Option]] = field(default_factory=list)
-    calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what they take, leaves added to what they give
 
 
 def find_choices(model: nn.Module, twin: nn.Module, example_inputs: Any, sites: dict[str, Site]) -> None:
@@ -81,9 +77,7 @@ def find_choices(model: nn.Module, twin: nn.Module, example_inputs: Any, sites: 
     found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
     for path, site in sites.items():
         site.reason = site.reason or ("" if found[path] else search.obstacle(site))
-    paths = [
-        each for each in find_paths(twin, inputs) if not each.shift
-    ]  # of what embeddings give: zeros in them are none
+    paths = [each for each in find_paths(twin, inputs) if not each.shift]  # else zeros in embeddings are none
     trial = Trial(twin, inputs, [], paths)
     fitting = _fitting(trial, [each for options in found.values() for each in options])
     for path, site in sites.items():

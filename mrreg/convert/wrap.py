@@ -122,18 +122,13 @@ def check_model(where: str, model: object) -> None:
 
 
 class _Search:
-    """Finds the modules that names and patterns mean, and says what forbids a mask on them.
-
-    Args:
-        model: Model to search.
-        fits: Raises a ValueError if a module has nothing to mask.
-    """
+    """Finds the modules that names and patterns mean, and says what forbids a mask on them."""
 
     def __init__(self, model: nn.Module, fits: Callable[[nn.Module], object]) -> None:
         self.names = dict(model.named_modules(remove_duplicate=False))
         self.path = {module: path for path, module in model.named_modules()}
         self.holders = holders(model)
-        self.fits = fits
+        self.fits = fits  # raises a ValueError if a module has nothing to mask
 
     def matching(self, pattern: str) -> list[nn.Module]:
         """Return the modules that a name or pattern means: itself, or the innermost that have something to mask."""

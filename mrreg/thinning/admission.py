@@ -24,18 +24,11 @@ Overrides = Mapping[str, Sequence[AttributeOverride]]  # by the name of the grou
 
 
 class Admission(NamedTuple):
-    """Outcome of trying groups.
+    """Outcome of trying groups on some paths."""
 
-    Args:
-        groups: Those that can be left out together, or zeroed.
-        overrides: The attributes that change with each of them, by the group's name.
-        reasons: Obstacles of the others, by name; of groups that are zeroed, why they cannot be left out.
-        paths: On which they were tried.
-    """
-
-    groups: list[UnitGroup]
+    groups: list[UnitGroup]  # that can be left out together, or zeroed
     overrides: Overrides
-    reasons: dict[str, str]
+    reasons: dict[str, str]  # obstacles of the others; of groups that are zeroed, why they cannot be left out
     paths: Sequence[Path]
 
 

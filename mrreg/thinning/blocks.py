@@ -95,11 +95,6 @@ class Switched:
     masked: bool = True
     block_factor: float = 1.0
 
-    @classmethod
-    def all(cls, group: UnitGroup) -> "Switched":
-        """All blocks of a group."""
-        return cls(frozenset(range(group.units)))
-
 
 def admit_blocks(twin: nn.Module, inputs: Inputs, admission: Admission, group: UnitGroup) -> None:
     """Admit the group of blocks if they can be off along with units that are left out of the copy."""
@@ -139,10 +134,7 @@ def _replace(block: Block, _: nn.Module, args: Any, kwargs: Any, output: Any) ->
 class _Watch(TorchFunctionMode):
     """Follows a forward: which modules add their input to what they compute, and what adds what the others give.
 
-    Args:
-        twin: A double copy.
-        paths: Modules that are watched.
-        off: True if they give what they would if they were off: zeros, or, with a skip of their own, their input.
+    If asked, they give what they would if they were off: zeros, or, with a skip of their own, their input.
     """
 
     def __init__(self, twin: nn.Module, paths: Collection[str], off: bool) -> None:

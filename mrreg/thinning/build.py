@@ -169,22 +169,8 @@ def _choice(
     return choose, {path: each for path, each in named.items() if not named_by(path, exclude or ())}
 
 
-def search(
-    model: nn.Module,
-    k: int,
-    example_inputs: Any,
-    choose: Choose,
-    chosen: Mapping[str, float],
-) -> ThinReport:
-    """Find the groups, try those that are to lose units, and count what is saved.
-
-    Args:
-        model: A model that `thin` would take; it is only read.
-        k: Steps per cycle.
-        example_inputs: As in `thin`.
-        choose: Returns the groups, given those that were found and what is none, with the units that they keep.
-        chosen: p of each module that is to be a block, by path.
-    """
+def search(model: nn.Module, k: int, example_inputs: Any, choose: Choose, chosen: Mapping[str, float]) -> ThinReport:
+    """Find the groups, try those that `choose` lets lose units, or blocks with a p, and count what is saved."""
     with copied(model, example_inputs) as (twin, paths):
         LOG.info("%s: looking for groups of units", WHERE)
         groups, refusals = _found(model, twin, example_inputs)
@@ -204,7 +190,8 @@ def search(
     _warn_of_example(paths, singles.found)
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
-    return ThinReport(entries, overrides, k, flops, unchanged, signature(model), list(watch.found))
+    dropouts = list(dict.fromkeys(path or "the model itself" for path, _ in watch.found))
+    return ThinReport(entries, overrides, k, flops, unchanged, signature(model), dropouts)
 
 
 def _found(model: nn.Module, twin: nn.Module, example_inputs: Any) -> tuple[list[UnitGroup], list[Refusal]]:
@@ -235,7 +222,7 @@ def _counted(
         set_mode(twin, paths[0])
         masked, small = step_flops(twin, inputs)
         for group in admission.groups[len(units) :]:
-            with switched(twin, group.blocks, Switched.all(group)):
+            with switched(twin, group.blocks, Switched(frozenset(range(group.units)))):
                 rest, small = step_flops(twin, inputs)
             masked = rest + round((masked - rest) * group.kept / group.units)
     return (masked, plain), {name: n / plain for name, n in whole.items() if small.get(name) == n and n}

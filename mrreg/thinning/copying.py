@@ -32,12 +32,9 @@ def copy_hooks(where: str, model: nn.Module, memo: dict[int, Any]) -> None:
 
 
 def own_copy(value: Any, memo: dict[int, Any], home: dict[str, Any] | None = None) -> Any:
-    """Copy a function along with all that it refers to in its closure, its module and its object.
+    """Copy a function along with all that it refers to in its closure, its object and its module, of which `home` is.
 
-    Args:
-        value: A hook, or what one refers to.
-        memo: Copies that there are, by the id of the original.
-        home: Names in the module of the hook: functions of other modules are taken as they are.
+    Functions of other modules are taken as they are.
     """
     if isinstance(value, MethodType):
         return MethodType(own_copy(value.__func__, memo), deep_copy(value.__self__, memo))

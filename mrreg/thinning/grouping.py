@@ -25,12 +25,7 @@ class Refusal:
 
 
 def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal]]:
-    """Run a double copy once and return its groups, in the order of their first producers, and what is none.
-
-    Args:
-        twin: A float64 copy with random weights.
-        inputs: Arguments of its forward; afterwards they belong to the graph of that forward.
-    """
+    """Run a double copy once and return its groups, in the order of their first producers, and what is none."""
     randomize(twin)
     with state_kept(twin):
         finder = Finder(record(twin, inputs))
@@ -46,11 +41,7 @@ def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal
 
 
 class Finder:
-    """Connects the channels of a recording and reads groups from what is connected.
-
-    Args:
-        recording: A forward of a double copy.
-    """
+    """Connects the channels of a recording and reads groups from what is connected."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording, self.sets = recording, ChannelSets()

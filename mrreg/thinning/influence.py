@@ -30,13 +30,7 @@ class ChannelRange(NamedTuple):
 
 
 class Influence:
-    """Reads the cut graph backwards: gradients of some input channels say which output channels reach them.
-
-    Args:
-        recording: The graph.
-        taken: The tensor whose channels are asked about.
-        dim: The dimension that counts them.
-    """
+    """Reads the cut graph backwards: gradients of some channels of a tensor say which output channels reach them."""
 
     def __init__(self, recording: Recording, taken: Tensor, dim: int) -> None:
         self.taken, self.dim, self.size = taken, dim, (taken.shape or (1,))[dim]

@@ -15,11 +15,7 @@ TRIES = 40  # choices of keys that are tried for one group, those of fewer keys 
 
 
 class OverrideSearch:
-    """Finds the fewest attributes that have to change for a group, and tries first what served another group.
-
-    Args:
-        model: Owner of the attributes.
-    """
+    """Finds the fewest attributes that have to change for a group, and tries first what served another group."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

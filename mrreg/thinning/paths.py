@@ -36,41 +36,24 @@ Call = tuple[str, tuple[int, ...]]  # a function, and the parameters that it tak
 
 
 class Path(NamedTuple):
-    """Conditions under which a forward in training mode runs.
+    """Conditions under which a forward in training mode runs."""
 
-    Args:
-        name: Ending of a sentence about it.
-        layers: False if all modules but the outermost are in evaluation mode.
-        batch_norm: True if BatchNorm is in training mode too.
-        largest: True or False if random numbers are as large or as small as possible.
-        factor: Of floating-point inputs and of what embeddings give.
-        shift: Is added to them.
-        other: True if it calls other functions than the plain path.
-    """
-
-    name: str
-    layers: bool = True
-    batch_norm: bool = True
-    largest: bool | None = None
-    factor: float = 1.0
-    shift: float = 0.0
-    other: bool = False
+    name: str  # the ending of a sentence about it
+    layers: bool = True  # False if all modules but the outermost are in evaluation mode
+    batch_norm: bool = True  # is in training mode too
+    largest: bool | None = None  # True or False if random numbers are as large or as small as possible
+    factor: float = 1.0  # of floating-point inputs and of what embeddings give
+    shift: float = 0.0  # is added to them
+    other: bool = False  # True if it calls other functions than the plain path
 
 
 class Ran(NamedTuple):
-    """What a forward has done.
-
-    Args:
-        outputs: Floating-point tensors that it returned.
-        calls: Functions of torch, in order.
-        buffers: Shapes of the buffers at its end.
-        replaced: Names of buffers in whose place it has put other ones.
-    """
+    """What a forward has done."""
 
     outputs: list[Tensor]
     calls: list[Call]
-    buffers: dict[str, torch.Size]
-    replaced: set[str]
+    buffers: dict[str, torch.Size]  # at its end
+    replaced: set[str]  # buffers in whose place it has put other ones
 
 
 @contextmanager
@@ -197,20 +180,15 @@ def set_mode(twin: nn.Module, path: Path) -> None:
 
 
 class NoDropout(TorchFunctionMode):
-    """Takes p = 0 in every dropout, and notes what is called; what else is random draws the same at every call.
-
-    Args:
-        factor: Of what embeddings give.
-        shift: Is added to it.
-    """
+    """Takes p = 0 in every dropout, and notes what is called; what embeddings give is scaled and shifted."""
 
     def __init__(self, factor: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.factor, self.shift = factor, shift
 
-    def dropped(self, p: float) -> None:
-        """Note a dropout that is on."""
+    def dropped(self, name: str, p: float) -> None:
+        """Note a function that drops, and its p."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -218,11 +196,11 @@ class NoDropout(TorchFunctionMode):
         self.calls.append((name, tuple(id(each) for each in args if isinstance(each, nn.Parameter))))
         if "dropout" in name:
             given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            self.dropped(given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0.0)
+            self.dropped(name, given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0.0)
             return given["input"]
         if name == "scaled_dot_product_attention":
             named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
-            self.dropped({**named, **kwargs}.get("dropout_p", 0.0))
+            self.dropped(name, {**named, **kwargs}.get("dropout_p", 0.0))
             return func(**{**named, **kwargs, "dropout_p": 0.0})
         alive = name in LEAKY and args and args[0].is_floating_point()  # what a unit does that is dead does not show
         output = LEAKY[name](func, *args, **kwargs) if alive else func(*args, **kwargs)
@@ -231,11 +209,11 @@ class NoDropout(TorchFunctionMode):
 
 
 class Watch(NoDropout):
-    """Notes which modules drop something at random, while it is on."""
+    """Notes p of what is dropped at random while it is on, by the path of the module and the name of the function."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tracker, self.found = ModuleTracker(), dict[str, None]()
+        self.tracker, self.found = ModuleTracker(), dict[tuple[str, str], float]()
 
     def __enter__(self) -> Any:
         self.tracker.__enter__()  # type: ignore[no-untyped-call]
@@ -245,11 +223,11 @@ class Watch(NoDropout):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self.tracker.__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def dropped(self, p: float) -> None:
+    def dropped(self, name: str, p: float) -> None:
         """Note the module that is running."""
         if p:
             innermost = max(self.tracker.parents - {"Global"}, key=lambda path: path.count("."))
-            self.found[innermost.partition(".")[2] or "the model itself"] = None
+            self.found.setdefault((innermost.partition(".")[2], name), p)
 
 
 class SingleElements(TorchDispatchMode):  # type: ignore[no-untyped-call]

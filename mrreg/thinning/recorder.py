@@ -31,24 +31,15 @@ class Channels(NamedTuple):
 
 @dataclass(eq=False)
 class MixingOp:
-    """A product with a weight, whose output is cut off from its input.
+    """A product with a weight, whose output is cut off from its input."""
 
-    Args:
-        kind: Kind of its output channels, unless more is known of them.
-        rows: Positions of the output channels in the weight.
-        also: Other parameters with a position for each output channel, such as the bias.
-        columns: Positions of its input channels; an embedding has none.
-        taken: Its input, whose dimension `taken_dim` counts channels.
-        made: A leaf of the graph that is added to its output, whose dimension `made_dim` counts channels.
-    """
-
-    kind: Kind
-    rows: Channels
-    also: list[Channels]
-    columns: Channels | None
-    taken: Tensor
-    taken_dim: int
-    made: Tensor
+    kind: Kind  # of its output channels, unless more is known of them
+    rows: Channels  # the output channels in the weight
+    also: list[Channels]  # in other parameters with a position for each output channel, such as the bias
+    columns: Channels | None  # the input channels; an embedding has none
+    taken: Tensor  # its input
+    taken_dim: int  # that counts channels
+    made: Tensor  # a leaf of the graph that is added to its output
     made_dim: int
 
 
@@ -68,10 +59,7 @@ MODERATE = 3.0  # at which no activation is flat
 
 
 def record(twin: nn.Module, inputs: Inputs) -> Recording:
-    """Run the copy once, with activations and values under which no channel is dead, and return its cut graph.
-
-    The inputs belong to that graph from now on.
-    """
+    """Run the copy once, with activations and values under which no channel is dead, and return its cut graph."""
     others = named_tensors(twin)
     for tensor in others.values():
         tensor.requires_grad_(True)

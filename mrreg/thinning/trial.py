@@ -42,13 +42,8 @@ def thinned(
 class Trial:
     """Runs a double copy with some of its groups thin, and the others with literal zeros in the columns that read them.
 
-    So the output is always that of zeros in all of them. Each path is paired with two opposite subsets.
-
-    Args:
-        twin: A double copy with random weights, which serve as noise in absent units too.
-        inputs: Arguments of its forward.
-        groups: All that may be thin, with the numbers of units that are kept.
-        paths: Those on which the output is compared.
+    So the output is always that of zeros in all of them. Each path is paired with two opposite subsets. The random
+    weights of the copy serve as noise in absent units too.
     """
 
     def __init__(self, twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup], paths: Sequence[Path]) -> None:

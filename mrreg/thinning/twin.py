@@ -91,10 +91,7 @@ class _Attention(nn.MultiheadAttention):
 
 
 def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.Module:
-    """Return a copy in evaluation mode, with copies of forward hooks, for `randomize` to fill.
-
-    A hook that cannot be copied becomes one after which everything depends on everything.
-    """
+    """Return a copy in evaluation mode, with copies of forward hooks, for `randomize` to fill."""
     memo: dict[int, Any] = {id(each): _copied(each, precision) for each in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         memo |= {id(getattr(module, name)): OrderedDict() for name in HOOKS}

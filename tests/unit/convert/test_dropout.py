@@ -328,7 +328,7 @@ def test_report_reads_line_by_line() -> None:
         "  5  Dropout(p=0.1) -> left: no layer reads or makes its units alone",
         "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
         "passes of one batch) gets none from them.",
-        report.thin.summary(),
+        *report.thin.summary().splitlines(),
     ]
 
 
