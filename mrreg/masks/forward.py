@@ -221,6 +221,8 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
             return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
+    if mask.timer is not None and module.training and torch.is_grad_enabled():
+        mask.timer.begin(module)
     if mask.running is not None:
         mask.running.leave_backward()
     running = mask.running

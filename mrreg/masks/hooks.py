@@ -26,6 +26,7 @@ from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks.clock import CLOCK, SEED, clear_clock, read_clock, write_clock
 from mrreg.masks.mask import Mask, MoveReport
 from mrreg.masks.step import Call, MaskedStep
+from mrreg.masks.timing import StepTimer
 
 WHERE = "attach"
 
@@ -38,7 +39,7 @@ class MaskStepHooks:
         self.move_report = MoveReport(tolerated=int(is_wrapped))
         self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
-        self.step = MaskedStep()
+        self.step, self.timer = MaskedStep(), StepTimer()
         self.optimizer = weakref.ref(optimizer, self._detach_masks)
         self.handles: list[RemovableHandle] = []
 
@@ -53,7 +54,7 @@ class MaskStepHooks:
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
         add(optimizer.register_state_dict_post_hook(self._save))
         for mask, _first in self.masks:
-            mask.move_report = self.move_report
+            mask.move_report, mask.timer = self.move_report, self.timer
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""
@@ -142,9 +143,13 @@ class MaskStepHooks:
             mask.warn_if_unused()
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         if _is_step(optimizer):
+            self.timer.end({mask.masking for mask, _ in self.masks if mask.p > 0 and mask.k > 1})
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask, _ in self.masks))
+            if any(g.kept < g.units and not g.keeps_shape for mask, _ in self.masks for g in mask.groups):
+                self.timer.compare()
         else:
+            self.timer.begun = None
             for mask, _first in self.masks:
                 mask.forget_versions()  # a fused step that found inf has written what it read
 

@@ -249,6 +249,7 @@ class Mask:
         self.forward_ran = ForwardRan()
         self.drawn, self.off = None, frozenset()
         self.handle: Any = None  # that drives it
+        self.timer: Any = None  # of the optimizer's steps
         self.plain: frozenset[int] | None = None  # ids of parameters whose update is a multiple of their gradient
 
     def detach(self) -> None:

@@ -81,6 +81,7 @@ class Position:
     present: float  # number of these in the next training forward
     flops: tuple[int, int]  # of that forward and its backward, and of plain ones, where thin models know them
     boosts: list[tuple[float, str]]  # factors of the slow step, each with its reason
+    seconds: dict[str, float]  # medians of joint and of masked steps, as far as they are known
 
     @property
     def share(self) -> float:
@@ -98,6 +99,7 @@ class Position:
             "steps_to_joint": self.k - 1 - phase,
             "present": self.share,
             "boost": max((boost for boost, _ in self.boosts), default=1.0),
+            **self.seconds,
         } | ({"flops": self.flops[0] / self.flops[1]} if self.flops[1] else {})
 
     def lines(self) -> Iterator[str]:
@@ -111,6 +113,10 @@ class Position:
             f"the joint step comes {joint}"
         )
         yield from (f"    boost {boost:g}: {why}" for boost, why in self.boosts)
+        if len(self.seconds) == 2:
+            yield "    joint steps take {joint_seconds:.3g} s, masked ones {masked_seconds:.3g} s".format(
+                **self.seconds
+            )
         for each in self.subsets:
             counts = f"{each.present:,.0f} of {each.units:,} {f'units ({each.kind})' if each.kind else 'entries'}"
             yield f"    {each.name or 'the model itself'}: {counts} on masked steps"
@@ -137,6 +143,7 @@ def _position(optimizer: Any, k: int, masks: list[tuple[Mask, int]], names: Mapp
         present=sum(present if masking else total for (total, present), masking in counts),
         boosts=list(dict.fromkeys(mask.boost_of(p) for mask, _ in masks for _, p in mask.masked_parameters())),
         flops=(sum(both[not masking] for both, masking in flops), sum(plain for (_, plain), _ in flops)),
+        seconds=next((mask.timer.medians() for mask, _ in masks if mask.timer and k > 1 and mask.p > 0), {}),
     )
 
 

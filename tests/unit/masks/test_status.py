@@ -31,7 +31,7 @@ def test_a_handle_says_where_the_cycle_is_and_what_is_present() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = mrreg.attach(optimizer, model)
     train(model, optimizer, 6)
-    assert str(handle).splitlines() == [
+    assert [line for line in str(handle).splitlines() if "joint steps take" not in line] == [  # test_timing.py
         "Attachment (",
         "  SGD, 6 steps done: cycle 2, step 2 of 5, 65% of 1,200 masked entries present, "
         "the joint step comes after 3 more",
@@ -40,7 +40,7 @@ def test_a_handle_says_where_the_cycle_is_and_what_is_present() -> None:
         "    2: 15 of 30 units (input) on masked steps",
         ")",
     ]
-    assert handle.state() == {
+    assert {key: value for key, value in handle.state().items() if "seconds" not in key} == {
         "mask/step": 6,
         "mask/cycle": 1,
         "mask/phase": 1,
