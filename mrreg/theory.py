@@ -1,9 +1,8 @@
 """Bounds for multirate training: how much time it saves, and how far SGD with slow parts gets.
 
 Theorem 3.3 of the paper (`convergence_bound`) holds for full-batch gradients. **It is false for mini-batches**: a slow
-part's gradient was computed on an earlier batch that theta depends on by now. Use `minibatch_convergence_bound`. What
-slow parts add to it, about hLM(k - 1), shrinks with h like the noise term of SGD: with a small enough step size they
-reach any neighbourhood of a critical point. Proof and counterexample are in docs/theory.md.
+part's gradient was computed on an earlier batch that theta depends on by now. Use `minibatch_convergence_bound`. Proof
+and counterexample are in docs/theory.md.
 
 All functions raise TypeError for what is no number, or no whole one, and ValueError for what is out of range.
 """
@@ -25,9 +24,6 @@ def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
         layers: Number of layers, above 0. Paper: L.
         fast_layers: Number of fast layers, counted from the loss; between 0 and `layers`. Paper: l.
         k: Steps per gradient of the slow layers, at least 1. Paper: k.
-
-    Returns:
-        Seconds of ordinary training divided by seconds of multirate training.
 
     Example:
         >>> from mrreg import theory
@@ -55,9 +51,6 @@ def expected_speedup_from_costs(forward: float, backward: float, fast_backward: 
         backward: Cost of a backward pass through everything, above 0.
         fast_backward: Cost of a backward pass with the slow parameters off; between 0 and `backward`.
         k: Steps per gradient of the slow part, at least 1. Paper: k.
-
-    Returns:
-        Cost of ordinary training divided by that of multirate training.
 
     Example:
         >>> from mrreg import theory
@@ -110,18 +103,11 @@ def minibatch_convergence_bound(
 
         gap / (lr T) + lr L M / 2 * sum_i [1 + sqrt(l) (K_i - 1) + lr L l (K_i - 1) (2 K_i - 1) / 3]
 
-    For one part of period 1 it is the classical bound of SGD, and it holds for every step size.
+    For one part of period 1 it is the classical bound of SGD. It holds for every step size and independent batches
+    whose gradients have mean grad f. Proved in docs/theory.md.
 
-    f has an L-Lipschitz gradient; the batches are independent, and the gradient of each has mean grad f and squared
-    norm at most M. Parts of one period count as one part: they are pieces of one gradient. Proved in docs/theory.md.
-
-    Args:
-        gap: f at the start minus its infimum, or more. Paper: f(theta_0) - f(theta*).
-        lr: Step size per step, above 0. Paper: h.
-        steps: Number of steps, at least 1. Paper: T.
-        smoothness: Lipschitz constant of grad f. Paper: L.
-        moment: Bound on the squared norm of the gradient of every example. Paper: M.
-        periods: The period of every part, such as (1, k); equal ones count once. Paper: l of them, up to k.
+    Args: those of `convergence_bound`, where `moment` bounds the squared norm of the gradient of every example; and
+    `periods`, that of every part, such as (1, k); equal ones count once.
 
     Example:
         >>> from mrreg import theory
@@ -141,7 +127,6 @@ def minibatch_convergence_bound(
 
 
 def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> float:
-    """Return the cost of k ordinary steps over that of one cycle."""
     return k * (forward + backward) / (k * forward + backward + (k - 1) * fast_backward)
 
 

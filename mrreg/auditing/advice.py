@@ -43,13 +43,10 @@ def advice(report: Mapping[str, Any]) -> Iterator[str]:
 
 def render(report: Mapping[str, Any]) -> str:
     """Return the report for a terminal."""
-    parts, periods, sizes = report["parts"], report["periods"], report["bytes"]
+    parts, periods, sizes, seconds = (report[key] for key in ("parts", "periods", "bytes", "seconds"))
     asked = (*(each["speedup"] for each in periods), parts["fast"]["parameters"], "as asked")
-    others = [
-        (*each["speedup"].values(), each["parameters"], " ".join(each["fast"]))
-        for each in report["candidates"]
-        if not each["yours"]
-    ]
+    others = [each for each in report["candidates"] if not each["yours"]]
+    rows = [(*each["speedup"].values(), each["parameters"], " ".join(each["fast"])) for each in others]
     memory = (*(each["mean_bytes"] / 2**20 for each in periods), "", "mean memory (MiB)")
     through = f"{len(report['reached'])} modules that are not fast ({report['reached_share']:.0%} of their FLOPs)"
     lines = [
@@ -60,13 +57,10 @@ def render(report: Mapping[str, Any]) -> str:
         ),
         *_table(
             ("step", "forward (ms)", "backward (ms)", "update by SGD (ms)", "memory (MiB)"),
-            *(
-                (name, *(1e3 * x for x in each.values()), sizes[name] / 2**20)
-                for name, each in report["seconds"].items()
-            ),
+            *((name, *(1e3 * x for x in each.values()), sizes[name] / 2**20) for name, each in seconds.items()),
         ),
         "Times faster, by the fast part:",
-        *_table((*(f"k = {each['k']}" for each in periods), "parameters", "fast part"), asked, *others, memory),
+        *_table((*(f"k = {each['k']}" for each in periods), "parameters", "fast part"), asked, *rows, memory),
         f"The fast part's backward goes through {through}: {quoted(report['reached'])}.",
         *(f"- {each}" for each in report["advice"]),
     ]
@@ -74,7 +68,6 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _table(*rows: tuple[Any, ...]) -> list[str]:
-    """Return the lines of a table, its columns aligned to the left."""
     cells = [
         [f"{x:.2f}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else x for x in row] for row in rows
     ]

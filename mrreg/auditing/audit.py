@@ -28,11 +28,7 @@ class Audit(dict[str, Any]):
         return render(self)
 
     def speedup(self, k: int) -> float:
-        """Return how many times faster training gets with a gradient of the slow part at every k-th step.
-
-        Args:
-            k: Steps per gradient of the slow part, at least 1. Paper: k.
-        """
+        """Return how many times faster training gets with a slow gradient at every k-th step, k at least 1."""
         full, fast = (Cost(**self["seconds"][step]) for step in ("full", "fast"))
         return _speedup(full, fast, check_int("Audit.speedup", "k", k))
 
@@ -103,7 +99,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
 
 
 def _inputs(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments and keyword arguments, cut off from the graph that they may belong to."""
+    """Cut arguments and keyword arguments off from the graph that they may belong to."""
     rule = "a tensor, a tuple of arguments or a mapping of keyword arguments"
     known = isinstance(given, Tensor | tuple | list | Mapping)
     check(known, WHERE, "example_inputs", rule, type(given).__name__, kind=TypeError)
@@ -125,7 +121,6 @@ def _default_loss(output: Any) -> Tensor:
 
 
 def _report(step: Pass, fast: Set[Tensor]) -> Audit:
-    """Measure everything, and draw the conclusions."""
     everything = set(step.trained)
     full = step.trace(everything)
     remedy = "Its forward must not run under no_grad or end in a detached tensor."
@@ -189,10 +184,8 @@ def _parts(step: Pass, fast: Set[Tensor], full: Trace) -> dict[str, Any]:
 
 def _reached(model: nn.Module, fast: Set[Tensor], part: Trace) -> dict[str, Any]:
     """Return the modules that are not fast and in the fast part's backward, and the fast parameter behind it."""
-    own = {
-        name: module for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
-    }
-    apart = [name for name, module in own.items() if fast.isdisjoint(module.parameters())]
+    own = ((name, set(module.parameters(recurse=False))) for name, module in model.named_modules())
+    apart = [name for name, params in own if params and fast.isdisjoint(model.get_submodule(name).parameters())]
     reached = [name for name in apart if part.reaches(name)]
     flops, total = (sum(part.flops.get(name, 0) for name in names) for names in (reached, apart))
     farthest = [name for name, p in model.named_parameters(remove_duplicate=False) if p is part.arrived[-1]]
@@ -203,9 +196,8 @@ def _reached(model: nn.Module, fast: Set[Tensor], part: Trace) -> dict[str, Any]
 def _candidates(model: nn.Module, arrived: list[Tensor]) -> dict[tuple[str, ...], Set[Tensor]]:
     """Return a few fast sets that end at the loss: the last 1, 2 and 4 blocks and half of them."""
     places = {p: place for place, p in enumerate(arrived)}  # 0 is next to the loss
-    members = {
-        name: places.keys() & set(model.get_submodule(name).parameters()) for name in _blocks("", model, set(places))
-    }
+    names = _blocks("", model, set(places))
+    members = {name: places.keys() & set(model.get_submodule(name).parameters()) for name in names}
     blocks = sorted(members, key=lambda name: min(places[p] for p in members[name]))
     sets = [blocks[:count][::-1] for count in sorted({1, 2, 4, len(blocks) // 2} - {0}) if count < len(blocks)]
     return {tuple(names): set().union(*(members[name] for name in names)) for names in sets}

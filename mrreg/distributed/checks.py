@@ -1,8 +1,4 @@
-"""Refusal of data parallelism in which a multirate training would hang or its ranks would drift apart.
-
-DistributedDataParallel waits for a gradient of every parameter unless told otherwise, and only ever averages what was
-trainable when it was built.
-"""
+"""Refusal of data parallelism in which a multirate training would hang or its ranks would drift apart."""
 
 import weakref
 from collections.abc import Callable

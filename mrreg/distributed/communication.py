@@ -14,12 +14,7 @@ def reduce_due(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Te
     entries instead of k * |theta|. The gradients are those of plain DistributedDataParallel: bit for bit on two ranks,
     and to rounding on more. Buckets in which all or none are due cost no copy.
 
-    Args:
-        group: The process group; None is the default one.
-        bucket: Gradients, from DistributedDataParallel.
-
-    Returns:
-        A future of the bucket's memory, as torch wants it of such hooks.
+    `group` is the process group (None: the default one). The result is a future of the bucket's memory.
 
     Example:
         >>> from mrreg.distributed import reduce_due

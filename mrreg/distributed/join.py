@@ -29,10 +29,8 @@ class FinalSync:
 
     def __call__(self, is_last_joiner: bool) -> None:
         """Sync the model as torch does, and raise on every rank if clocks differ."""
-        store, ranks = (
-            dist.distributed_c10d._get_default_store(),
-            dist.get_process_group_ranks(self._wrapper.process_group),
-        )
+        store = dist.distributed_c10d._get_default_store()
+        ranks = dist.get_process_group_ranks(self._wrapper.process_group)
         keys = {rank: f"mrreg/join/{self._number}/{self._joins}/{rank}" for rank in ranks}
         self._joins += 1
         ours = sorted((where, clock(owner)) for owner, (where, clock) in self.clocks.items())

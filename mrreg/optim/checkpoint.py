@@ -95,10 +95,8 @@ def _divided_as(groups: list[Group], saved: dict[str, Any], layouts: Iterable[La
 
 def _missing_options(current: Group, saved: Group) -> Group:
     """Return options, with values, that a saved group may lack: it is of a base optimizer, or older than an option."""
-    fixed = {key: current[key] for key in FIXED}
-    if "clock" in saved:  # "lr" was divided by the period before it was saved
-        fixed["slow_lr"] = "coupled"
-    return fixed | initial_clock(current["phase"])
+    older = {"slow_lr": "coupled"} if "clock" in saved else {}  # "lr" was divided by the period before it was saved
+    return {key: current[key] for key in FIXED} | older | initial_clock(current["phase"])
 
 
 def _check_group(where: str, argument: str, current: Group, saved: Group) -> None:

@@ -97,7 +97,6 @@ def initial_groups(
 
 
 def _one_per_part(where: str, argument: str, kind: str, value: object, count: int) -> list[Any]:
-    """Return a list with an entry for each part, of one value or of as many as there are parts."""
     values = [value] * count if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     check(len(values) == count, where, argument, f"one {kind}, or one for each of the {count} parts", value)
     return values

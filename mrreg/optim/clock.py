@@ -23,8 +23,7 @@ def initial_clock(phase: int) -> dict[str, int]:
 
 def is_due(group: Group) -> bool:
     """Return True if a group gets a gradient at the next step."""
-    due: bool = group["clock"] == group["next_sync"]
-    return due
+    return bool(group["clock"] == group["next_sync"])
 
 
 def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int]:
@@ -53,8 +52,7 @@ def describe_position(group: Group) -> str:
 
 def cycle_length(group: Group) -> int:
     """Return the number of steps that a gradient of the group serves: the present one, or the next where it is due."""
-    length: int = group["period"] if is_due(group) else group["next_sync"] - group["last_sync"]
-    return length
+    return int(group["period"] if is_due(group) else group["next_sync"] - group["last_sync"])
 
 
 def lr_per_step(group: Group) -> float:

@@ -7,6 +7,7 @@ and only that is switched on again: what the user froze stays frozen.
 
 import contextlib
 import functools
+import operator
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from mrreg.errors import check, check_type, warn
 from mrreg.optim.clock import Group, has_gradient, is_due
 
 _living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
+_clock = operator.attrgetter("clock")
 
 
 def is_switched(group: Group) -> bool:
@@ -39,17 +41,13 @@ class Flags:
         for older in list(_living):
             older.let_go(self._ours)
         self._off: set[Tensor] = set()
-        self._wanted: list[Group] = []  # groups that need a gradient at the next step
-        self._waiting: list[Group] = []  # and those that do not
-        self._enabled = True
         self._seen = self._seen_training = self._opens_in_eval = False  # forwards since the last step
         self._had_gradient = False  # in a part that is due, when the flags were switched off
-        self._is_stuck = False  # nothing that is due requires a gradient
         self._warned: set[str] = set()
         self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
         self._hooks = [] if model is None else hook_forwards(self, model, groups)
         if model is not None:
-            self._compare_clocks(model)
+            compare_after_join(model, self, self._where, _clock)
         _living.add(self)
         _watch_other_optimizers()
         self.schedule(groups)
@@ -71,9 +69,10 @@ class Flags:
 
     def schedule(self, groups: list[Group]) -> None:
         """Prepare for the next step."""
-        self._enabled, self._is_stuck, self.clock = True, False, groups[0]["clock"]
-        self._wanted = [group for group in groups if group["gradient"] != "sync" or is_due(group)]
+        self._enabled, self.clock = True, groups[0]["clock"]
+        self._is_stuck = False  # nothing that is due requires a gradient
         self._waiting = [group for group in groups if group["gradient"] == "sync" and not is_due(group)]
+        self._wanted = [group for group in groups if group["gradient"] != "sync" or is_due(group)]
 
     @_disable_dynamo
     def forward_begins(self, training: bool) -> None:
@@ -83,7 +82,7 @@ class Flags:
         wrapper = wrapper_of_this_forward()
         if wrapper is not None and wrapper not in self._wrappers:
             self._wrappers.add(wrapper)
-            self._compare_clocks(wrapper)
+            compare_after_join(wrapper, self, self._where, _clock)
         if not self._waiting or not self._enabled or not (training or self._opens_in_eval):
             return
         if any(not p.requires_grad for p in self._off):  # at every forward but the first of a step
@@ -93,9 +92,6 @@ class Flags:
         self._is_stuck = not any(p.requires_grad for group in self._wanted for p in group["params"])
         if not self._is_stuck:  # else the loss could not be differentiated
             self._hide(p for group in self._waiting for p in group["params"])
-
-    def _compare_clocks(self, model: nn.Module) -> None:
-        compare_after_join(model, self, self._where, lambda flags: flags.clock)
 
     def step_begins(self, groups: list[Group]) -> None:
         """Refuse a wrapper that does not fit, and warn where gradients were computed for nothing."""
@@ -124,7 +120,7 @@ class Flags:
             self.show()
 
     def close(self) -> None:
-        """Give the flags back and leave them alone until the next step."""
+        """Give the flags back until the next step."""
         self._enabled = False
         self.show()
 
@@ -176,11 +172,10 @@ def _give_back(optimizer: Optimizer, *_: object) -> None:
         params = {p for group in optimizer.param_groups for p in group["params"]}
         if count := len(params.intersection(flags.off)):
             flags.let_go(params)
-            message = (
+            warn(
                 f"{type(optimizer).__name__}.step: {count} parameters get no gradient, since a Multirate that still "
                 "exists has switched them off between two of their gradients. It leaves them alone from now on."
             )
-            warn(message)
 
 
 class ForwardHook:

@@ -1,6 +1,6 @@
 """The engine: an ordinary torch optimizer whose parts train at different rates."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, overload
 
@@ -14,29 +14,18 @@ from mrreg.distributed.checks import check_model as check_wrappers
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.optim import checkpoint
 from mrreg.optim.checks import check_parts, check_periods, initial_groups
-from mrreg.optim.clock import (
-    Group,
-    asks_for_state_only,
-    describe_position,
-    has_gradient,
-    is_due,
-    lr_per_step,
-    next_syncs,
-)
+from mrreg.optim.clock import asks_for_state_only, has_gradient, is_due, next_syncs
 from mrreg.optim.diagnostics import Diagnostics, check_use
 from mrreg.optim.flags import Flags, check_model, is_switched
-from mrreg.optim.metrics import collect_metrics
+from mrreg.optim.metrics import collect_metrics, describe, divide
 from mrreg.optim.part import Part, own_entries, prefixes, rebuild, state_for_bases
 
 
 class Multirate(Optimizer):
     """Train the parts of a network at different rates, each with an optimizer of its own.
 
-    A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. The
-    training loop, schedulers, hooks and checkpoints stay as with any torch optimizer. Drift needs no memory for `SGD`
-    with momentum (not Nesterov's), and otherwise one tensor per slow parameter.
-
-    At step t, for a part of period K:
+    A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. Drift
+    needs no memory for `SGD` with momentum (not Nesterov's), else one tensor per slow parameter. At step t:
 
         take the base's step, note its direction      if t mod K == phase
         theta <- theta - lr * direction               else, with drift (Algorithm 1)
@@ -67,13 +56,10 @@ class Multirate(Optimizer):
         >>> import mrreg, torch
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
-        >>> stem, trunk, head = model
-        >>> parts = [
-        ...     (torch.optim.AdamW(head.parameters(), lr=1e-3), 1),
-        ...     (torch.optim.SGD(trunk.parameters(), lr=1e-3, momentum=0.9), 5),
-        ...     (torch.optim.SGD(stem.parameters(), lr=1e-3), 25),
-        ... ]
-        >>> optimizer = mrreg.Multirate(parts, model=model)
+        >>> head = torch.optim.AdamW(model[2].parameters(), lr=1e-3)
+        >>> trunk = torch.optim.SGD(model[1].parameters(), lr=1e-3, momentum=0.9)
+        >>> stem = torch.optim.SGD(model[0].parameters(), lr=1e-3)
+        >>> optimizer = mrreg.Multirate([(head, 1), (trunk, 5), (stem, 25)], model=model)
         >>> for _ in range(7):
         ...     model(torch.randn(3, 4)).sum().backward()
         ...     optimizer.step()
@@ -128,8 +114,7 @@ class Multirate(Optimizer):
 
     def _begin(self, bases: list[Optimizer], model: nn.Module | None = None) -> None:
         """Set up the attributes that are not saved."""
-        pairs = zip(bases, prefixes(len(bases)), strict=True)
-        self._bases = [Part(base, self.state, self._drift, prefix) for base, prefix in pairs]
+        self._bases = [Part(*each, self.state, self._drift) for each in zip(bases, prefixes(len(bases)), strict=True)]
         self._flags = Flags(type(self).__name__, self.param_groups, model)
         self._diagnostics = Diagnostics(self.param_groups)
         self._periods: list[int] = []  # that were checked last
@@ -144,8 +129,7 @@ class Multirate(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Move every part: those that are due by their optimizer, the others along their direction.
 
-        Args:
-            closure: Recomputes the loss and its gradients, and returns the loss; called once.
+        `closure` recomputes the loss and its gradients, and returns the loss; it is called once.
         """
         loss = None
         try:
@@ -161,11 +145,7 @@ class Multirate(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, as torch does, and end a step that was left out after its backward pass.
-
-        Args:
-            set_to_none: Set them to None instead of zero.
-        """
+        """Clear the gradients, as torch does, and end a step that was left out after its backward pass."""
         self._flags.zero_grad_begins()
         super().zero_grad(set_to_none)
 
@@ -184,7 +164,6 @@ class Multirate(Optimizer):
         return True
 
     def _advance(self) -> None:
-        """Move all parts by one step, and the clock."""
         where, groups = type(self).__name__, self.param_groups
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             problem = "a CUDA graph would repeat one step of the cycle forever, and the clock would stop"
@@ -205,7 +184,6 @@ class Multirate(Optimizer):
             group["clock"] = now + 1
 
     def _check_periods(self) -> None:
-        """Look at the periods again where the user has changed one."""
         periods = [group["period"] for group in self.param_groups]
         if periods != self._periods:
             check_periods(type(self).__name__, self.param_groups)
@@ -216,7 +194,7 @@ class Multirate(Optimizer):
     @property
     def due(self) -> tuple[bool, ...]:
         """True for each part that gets a gradient at the next step."""
-        return tuple(any(map(is_due, groups)) for _, groups in self._parts())
+        return tuple(any(map(is_due, groups)) for _, groups in divide(self._bases))
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for a logger: steps done, share of entries that are due, and some for each part ("part0", …).
@@ -224,24 +202,11 @@ class Multirate(Optimizer):
         These are: due (1 or 0), period, phase (steps since the last gradient), and with drift the Euclidean norm of one
         step's motion. Where parameters are sharded, all ranks must call this.
         """
-        return collect_metrics(self._parts(), self.state, self._drift)
-
-    def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
-        """Yield base and groups of each part, in the order given, the periods within one base ascending."""
-        for base in (part.base for part in self._bases):
-            for period in sorted({group["initial_period"] for group in base.param_groups}):
-                yield base, [group for group in base.param_groups if group["initial_period"] == period]
+        return collect_metrics(divide(self._bases), self.state, self._drift)
 
     def __repr__(self) -> str:
-        lines = [f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"]
-        for index, (base, groups) in enumerate(self._parts()):
-            first, params = groups[0], [p for group in groups for p in group["params"]]
-            lrs = ", ".join(dict.fromkeys(f"{lr_per_step(group):g}" for group in groups))
-            lines.append(
-                f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
-                f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, {describe_position(first)}"
-            )
-        return "\n".join([*lines, ")"])
+        first = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"
+        return "\n".join([first, *describe(divide(self._bases)), ")"])
 
     def train(self) -> None:
         """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
@@ -258,11 +223,7 @@ class Multirate(Optimizer):
                 function()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life.
-
-        Args:
-            param_group: Group that torch would add.
-        """
+        """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life."""
         if "_bases" in self.__dict__:
             problem = "the parts are fixed at construction"
             remedy = "Put parameters that train later into a part from the start, with requires_grad=False."
@@ -279,9 +240,8 @@ class Multirate(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state, or refuse it and change nothing.
 
-        Args:
-            state_dict: From `state_dict()` of an optimizer with the same parts, or of the base optimizer over the same
-                groups or over the parameters or the model that this one was built from.
+        It is that of an optimizer with the same parts, or of the base optimizer over the same groups or over the
+        parameters or the model that this one was built from.
         """
         where, bases = f"{type(self).__name__}.load_state_dict", [part.base for part in self._bases]
         handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
@@ -330,10 +290,7 @@ class Multirate(Optimizer):
         self._flags.close()
 
     def all_trainable(self) -> AbstractContextManager[None]:
-        """Let all parameters require gradients in a `with` block, for a backward pass of your own in mid-cycle.
-
-        Clear the gradients that it leaves before the next step.
-        """
+        """Let all parameters require gradients in a `with` block, for a backward pass whose gradients you clear."""
         return self._flags.all_trainable()
 
     def __enter__(self) -> Self:

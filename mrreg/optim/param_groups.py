@@ -89,13 +89,7 @@ def biases(model: nn.Module | Iterable[Any], layers: Choice | None = None) -> li
         model: As in `split`; groups must carry names.
         layers: Whose biases are slow, in the forms of `split`; default: those of all layers.
 
-    Returns:
-        Parameter groups as from `split`.
-
-    Raises:
-        TypeError: If `layers` is of another kind.
-        ValueError: If `layers` matches nothing, or nothing that has a bias.
-        RuntimeError: As in `split`.
+    Returns and raises as `split`, and ValueError if `layers` matches nothing that has a bias.
 
     Example:
         >>> import mrreg

@@ -33,10 +33,9 @@ State = defaultdict[Tensor, Any]
 class Part:
     """Steps a base on the groups that are due and moves the others along their directions."""
 
-    def __init__(self, base: Optimizer, state: State, drift: bool, prefix: str) -> None:
+    def __init__(self, base: Optimizer, prefix: str, state: State, drift: bool) -> None:
         base.state = state  # one source of truth for all bases
-        self.base, self._prefix = base, prefix
-        self._drift = drift
+        self.base, self._prefix, self._drift = base, prefix, drift
         step: Any = type(base).step
         self._base_step = step.__wrapped__ if getattr(step, "hooked", False) else step  # without torch's profiler
 
@@ -138,7 +137,7 @@ class Part:
             ensure_gathered(group, state)
 
     def load(self, groups: list[Group], state: State) -> None:
-        """Take the groups and the state of a load."""
+        """Take what was loaded."""
         before = self.base.param_groups
         self.base.__setstate__({"state": state_for_bases(state), "param_groups": groups})
         self.base.state = state
@@ -156,7 +155,7 @@ class Part:
 
 
 def rebuild(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
-    """Make a base from its class and attributes."""
+    """Undo `for_copy`."""
     base = kind.__new__(kind)
     base.__setstate__(attributes)
     return base
@@ -224,23 +223,16 @@ def end_directions(base: Optimizer, group: Group, params: list[Tensor], buffers:
         torch._foreach_div_(here, lr)
 
 
-def direction_of(base: Optimizer, param_state: Mapping[str, Any]) -> Tensor | None:
-    """Return a parameter's direction; the group's options may have changed since it was stored."""
-    if DIRECTION not in param_state and type(base) in BUFFERED:
-        return param_state.get(BUFFER)
-    return param_state.get(DIRECTION)
-
-
 def moving(base: Optimizer, group: Group, state: State) -> tuple[list[Tensor], list[Tensor]]:
     """Return the parameters of a group that drift, and their directions."""
     params, directions = [], []
+    otherwise = BUFFER if type(base) in BUFFERED else DIRECTION  # the options may have changed since the last sync step
     for p in group["params"]:
-        param_state = state.get(p)
-        if param_state and RESTING not in param_state:
-            direction = direction_of(base, param_state)
-            if direction is not None:
-                params.append(p)
-                directions.append(direction)
+        param_state = state.get(p) or {}
+        direction = param_state.get(DIRECTION, param_state.get(otherwise))
+        if direction is not None and RESTING not in param_state:
+            params.append(p)
+            directions.append(direction)
     return params, directions
 
 
