@@ -47,8 +47,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
 
     Args:
         model: The model on the device where it will be trained.
-        fast: Parameters to train at every step, in the forms of `split`: names, glob patterns, modules, parameters, a
-            predicate, or a list of these. Paper: theta_F.
+        fast: Parameters to train at every step, in the forms of `split`. Paper: theta_F.
         example_inputs: One batch as in training: a tensor, a tuple of arguments, or a mapping of keyword arguments.
         loss_fn: Turns the model's output into one number. None: the output's `loss` where there is one, else the mean
             of the squares of its first floating-point tensor.

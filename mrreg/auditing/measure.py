@@ -180,7 +180,6 @@ def clock(device: torch.device) -> Callable[[], float]:
 
 
 def _without_children(model: nn.Module, counts: Mapping[str, Mapping[Any, int]]) -> dict[str, int]:
-    """Return the FLOPs of each module without those of its children."""
     modules, root = dict(model.named_modules(remove_duplicate=False)), type(model).__name__
     total = {name: sum(counts.get(f"{root}.{name}".rstrip("."), {}).values()) for name in modules}
     return {

@@ -17,10 +17,7 @@ _numbers = itertools.count()  # the same wrapper has the same number on all rank
 
 
 class FinalSync:
-    """Stands in for what a wrapper calls once on each rank when a join ends, and compares the clocks of the ranks.
-
-    They are exchanged through the store, where no rank waits for one that knows of no clock.
-    """
+    """Stands in for what a wrapper calls once on each rank when a join ends, and compares the clocks of the ranks."""
 
     def __init__(self, wrapper: DDP) -> None:
         self._wrapper, self._number, self._joins = wrapper, next(_numbers), 0
@@ -33,6 +30,7 @@ class FinalSync:
         ranks = dist.get_process_group_ranks(self._wrapper.process_group)
         keys = {rank: f"mrreg/join/{self._number}/{self._joins}/{rank}" for rank in ranks}
         self._joins += 1
+        # through the store, where no rank waits for one that knows of no clock
         ours = sorted((where, clock(owner)) for owner, (where, clock) in self.clocks.items())
         store.set(keys[dist.get_rank()], ", ".join(str(clock) for _, clock in ours))
         self._original(is_last_joiner)  # which waits for all ranks

@@ -1,7 +1,4 @@
-"""Parameters that `fully_shard` has cut: the part on this rank, and its place in the whole.
-
-Everything here is element-wise, so every rank works on what it holds, without communication.
-"""
+"""Parameters that `fully_shard` has cut: the part on this rank, and its place in the whole."""
 
 from typing import Any
 

@@ -24,10 +24,7 @@ Layout = list[list[Tensor]]  # the parameters of each group, in order
 
 
 def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: Collection[Tensor]) -> None:
-    """Give parameters that train without state an entry beside those with one.
-
-    Without it, torch's `set_state_dict` refuses a fast part of plain SGD beside a slow part that drifts.
-    """
+    """Give parameters that train without state an entry: else torch's `set_state_dict` refuses parts of plain SGD."""
     if saved["state"]:
         for saved_group, group in zip(saved["param_groups"], groups, strict=True):
             for index, p in zip(saved_group["params"], group["params"], strict=True):

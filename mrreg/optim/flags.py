@@ -112,10 +112,7 @@ class Flags:
         self._seen = self._seen_training = False
 
     def zero_grad_begins(self) -> None:
-        """Give the flags back after a step that was left out, as a gradient scaler does.
-
-        Where `zero_grad` is called between forward and backward, there are no new gradients of parts that are due.
-        """
+        """Give the flags back after a step that was left out, not between forward and backward: no new gradient yet."""
         if self._off and not self._had_gradient and has_gradient(self._wanted):
             self.show()
 
@@ -179,10 +176,7 @@ def _give_back(optimizer: Optimizer, *_: object) -> None:
 
 
 class ForwardHook:
-    """Tells flags of the forwards of a model, the only sign by which an optimizer sees a step begin.
-
-    Keeps neither of them alive.
-    """
+    """Tells flags of the forwards of a model, the only sign of a step's beginning. Keeps neither of them alive."""
 
     def __init__(self, flags: Flags, model: nn.Module) -> None:
         self._flags, self._model = weakref.ref(flags), weakref.ref(model)

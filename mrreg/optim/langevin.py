@@ -82,7 +82,7 @@ class LangevinSGD(torch.optim.Optimizer):
         super().__init__(params, _checked({**numbers, **options, "differentiable": False}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as in torch; its own options are checked like those of the constructor."""
+        """Add a group, as in torch; its options are checked like those of the constructor."""
         if isinstance(param_group, dict):
             param_group |= _checked({**self.defaults, **param_group})
         super().add_param_group(param_group)

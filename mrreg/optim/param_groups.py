@@ -174,7 +174,6 @@ def choose(where: str, argument: str, choice: object, names: Names) -> list[Tens
 
 
 def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
-    """Yield the single selectors of a choice, from nested iterables too."""
     if isinstance(choice, str | nn.Module | Tensor) or (callable(choice) and not isinstance(choice, type)):
         yield choice
     elif isinstance(choice, Iterable) and not isinstance(choice, Mapping | bytes):
@@ -186,7 +185,7 @@ def _flat(where: str, argument: str, choice: object) -> Iterator[Selector]:
 
 
 def _found(where: str, argument: str, selector: Selector, names: Names) -> set[Tensor]:
-    """Return the parameters that one selector means; none only if it is a frozen parameter that was left out."""
+    """Return none only for a frozen parameter that was left out."""
     if isinstance(selector, str):
         return _found_by_name(where, argument, selector, names)
     if isinstance(selector, Tensor | nn.Module):
@@ -203,7 +202,6 @@ def _found(where: str, argument: str, selector: Selector, names: Names) -> set[T
 
 
 def _found_by_name(where: str, argument: str, pattern: str, names: Names) -> set[Tensor]:
-    """Return the parameters that have the name or match the pattern, or lie in a module that does."""
     known: set[str] = set()
     for spell in (str, _plain):  # names as they are come first: a model may really have a part called "module"
         paths = {  # a name and those of all modules that it lies in

@@ -1,8 +1,7 @@
 """One base optimizer of a `Multirate`: it steps at the sync steps of its groups, which drift in between.
 
-Drift repeats the direction of the last sync step, scaled with the lr of the moment. The direction is the momentum
-buffer of SGD and LangevinSGD, which costs no memory; the gradient of SGD without buffer or decay; else
-displacement / lr.
+Drift repeats the direction of the last sync step, scaled with the lr of the moment: the momentum buffer of SGD and
+LangevinSGD; the gradient of SGD without buffer or decay; else displacement / lr.
 """
 
 from collections import defaultdict

@@ -123,7 +123,8 @@ class MultirateAdamW(TwoScales):
         >>> import mrreg
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> decay = [{"params": [model[0].weight, model[2].weight]}, {"params": [model[0].bias], "weight_decay": 0.0}]
+        >>> decay = [{"params": [model[0].weight, model[2].weight]}]
+        >>> decay.append({"params": [model[0].bias, model[2].bias], "weight_decay": 0.0})
         >>> options = {"lr": 2e-5, "k": 5, "slow_lr": "per_gradient"}
         >>> optimizer = mrreg.MultirateAdamW(decay, fast=model[2].weight, model=model, **options)
         >>> [(group["period"], group["weight_decay"]) for group in optimizer.param_groups]
