@@ -114,8 +114,7 @@ def swap_dropout(
     """
     check_model(WHERE, model)
     k = check_int(WHERE, "k", k)
-    valid = rescale is None or isinstance(rescale, bool)
-    check(valid, WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
+    check(isinstance(rescale, bool | None), WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
     read_inputs(example_inputs)
     sites, chosen, swaps, thin, obstacle = dict(_sites(model)), dict[str, list[Option]](), dict[str, Swap](), None, ""
@@ -224,11 +223,11 @@ def _drop_paths(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
 
 def _in_functions(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
     """Return the dropout in functions that a training forward calls."""
-    watch, swaps = Watch(), {}
+    watch, modules, swaps = Watch(), dict(twin.named_modules()), {}
     with frozen(twin), state_kept(twin):
-        forward(twin, inputs, find_paths(twin, inputs)[0], watch)
+        forward(twin, inputs, find_paths(twin, inputs)[0], watch, watch.tracker)
     for (path, name), p in watch.found.items():
-        if not isinstance(twin.get_submodule(path), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+        if not isinstance(modules.get(path), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
             why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
             why = ATTENTION if name == "scaled_dot_product_attention" else why
             swaps[f"{path}: {name}()".removeprefix(": ")] = Swap(f"{name}() with p={p:g}", {}, why)

@@ -134,26 +134,19 @@ class _Search:
         """Return the modules that a name or pattern means: itself, or the innermost that have something to mask."""
         if pattern in self.names:
             return [self.names[pattern]]
-        hits = {
-            module: name
-            for name, module in self.names.items()
-            if fnmatchcase(name, pattern) and "parametrizations" not in name.split(".")
-        }
+        names = [name for name in self.names if "parametrizations" not in name.split(".")]
+        hits = {self.names[name]: name for name in names if fnmatchcase(name, pattern)}
         if not hits:
             raise unknown_name(WHERE, "patterns", "names or patterns that match a module", pattern, self.names)
-        problem = ""
-        fitting: set[nn.Module] = set()
+        problems: dict[nn.Module, str] = {}
         for module, name in hits.items():
             try:
                 self.fits(module)
             except ValueError as error:
-                problem = problem or f"{name!r} does not: {error}"
-            else:
-                fitting.add(module)
-        if not fitting:
-            raise invalid_argument(
-                ValueError, WHERE, "patterns", "patterns that match something to mask", pattern, problem
-            )
+                problems[module] = f"{name!r} does not: {error}"
+        fitting = hits.keys() - problems.keys()
+        first = next(iter(problems.values()), "")
+        check(fitting, WHERE, "patterns", "patterns that match something to mask", pattern, first)
         fitting -= {module.out_proj for module in fitting if isinstance(module, nn.MultiheadAttention)}
         return [module for module in hits if module in fitting and not any(m in fitting for m in _inside(module))]
 
@@ -162,15 +155,14 @@ class _Search:
         masked = chosen | {module for module in self.path if isinstance(module, MultirateMask)}
         for outer in masked:
             clash = [inner for inner in _inside(outer) if inner in masked and chosen & {inner, outer}]
-            if clash or (outer in chosen and isinstance(outer, MultirateMask)):
-                rule = "names of modules without masks, none inside another"
-                both = [self.path[module] for module in (outer, *clash[:1])]
-                raise invalid_argument(ValueError, WHERE, "patterns", rule, both, "mrreg.unwrap takes masks out.")
+            fine = not clash and not (outer in chosen and isinstance(outer, MultirateMask))
+            rule, both = "names of modules without masks, none inside another", map(self.path.get, (outer, *clash[:1]))
+            check(fine, WHERE, "patterns", rule, list(both), "mrreg.unwrap takes masks out.")
         for module, path in self.path.items():
-            if isinstance(module, nn.MultiheadAttention) and module.out_proj in chosen:
-                rule = "names of modules that are called"
+            if isinstance(module, nn.MultiheadAttention):
                 remedy = f"{path!r} reads its weights itself: mask {path!r} with parameters=['out_proj.weight']."
-                raise invalid_argument(ValueError, WHERE, "patterns", rule, self.path[module.out_proj], remedy)
+                rule, inner = "names of modules that are called", module.out_proj
+                check(inner not in chosen, WHERE, "patterns", rule, self.path.get(inner), remedy)
 
     def refuse_tied(self, module: nn.Module, parameters: Iterable[str]) -> None:
         """Refuse a masked tensor that other modules have too: they would use it without the mask."""
@@ -179,10 +171,8 @@ class _Search:
             owners = self.holders[id(module.get_parameter(name))]
             if outside := [owner for owner in owners if not within(path, owner)]:
                 remedy = f"Mask what holds both, {common(path, outside[0])!r}, with parameters=[...] naming it."
-                rule = "names of modules that share no masked parameter with others"
-                raise invalid_argument(
-                    ValueError, WHERE, "patterns", rule, f"{join(path, name)}, also in {quoted(outside)}", remedy
-                )
+                rule, both = "names of modules that share no masked parameter with others", f"also in {quoted(outside)}"
+                raise invalid_argument(ValueError, WHERE, "patterns", rule, f"{join(path, name)}, {both}", remedy)
 
 
 def _inside(module: nn.Module) -> Iterator[nn.Module]:

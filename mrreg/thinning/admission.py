@@ -5,7 +5,7 @@ columns that read those that are absent are zero.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -81,7 +81,7 @@ def _set_once(trial: Trial, chosen: Overrides) -> dict[str, str]:
     trial.whole()
     overrides = list(chain(*chosen.values()))
     with frozen(trial.twin):
-        whole = _written(trial, nullcontext())
+        whole = _written(trial, None)
         later = _written(trial, thinned(trial.twin, _as_chosen(trial.groups, chosen), overrides, trial.kept[0]))
     found = {}
     for group, slot in places:
@@ -90,11 +90,11 @@ def _set_once(trial: Trial, chosen: Overrides) -> dict[str, str]:
     return found
 
 
-def _written(trial: Trial, first: AbstractContextManager[None]) -> dict[str, Tensor]:
+def _written(trial: Trial, first: AbstractContextManager[None] | None) -> dict[str, Tensor]:
     """Tell which entries of buffers a whole forward changes, in a training whose first forward was another one."""
     twin, path = trial.twin, trial.paths[0]
     with state_kept(twin):
-        if not isinstance(first, nullcontext):
+        if first:
             with first:
                 forward(twin, trial.inputs, path, NoDropout())
         before = {name: each.clone() for name, each in twin.named_buffers()}

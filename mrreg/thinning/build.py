@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import product
+from itertools import chain, product
 from typing import Any, TypeVar
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
-from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
+from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, owner, within
 from mrreg.thinning.admission import Admission, admit
@@ -164,7 +164,7 @@ def _choice(
 
     def choose(groups: list[UnitGroup], refusals: Sequence[Refusal]) -> list[UnitGroup]:
         refused = [owner(place[0]) for each in refusals for place in each.places]
-        return with_counts(groups, p, include, exclude, named, refused)
+        return with_counts(groups, p, include, exclude, [*named, *refused])
 
     return choose, {path: each for path, each in named.items() if not named_by(path, exclude or ())}
 
@@ -173,53 +173,43 @@ def search(model: nn.Module, k: int, example_inputs: Any, choose: Choose, chosen
     """Find the groups, try those that `choose` lets lose units, or blocks with a p, and count what is saved."""
     with copied(model, example_inputs) as (twin, paths):
         LOG.info("%s: looking for groups of units", WHERE)
-        groups, refusals = _found(model, twin, example_inputs)
+        groups, refusals = find(twin, read_inputs(example_inputs))
+        unfits = {group.name: refusal for group in groups if (refusal := unfit(model, group))}
+        groups = [group for group in groups if group.name not in unfits]
+        refusals += unfits.values()
         watch, singles = Watch(), SingleElements()
         with frozen(twin), state_kept(twin):
-            forward(twin, read_inputs(example_inputs), paths[0], watch, singles)
+            forward(twin, read_inputs(example_inputs), paths[0], watch, watch.tracker, singles)
         blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen) if chosen else ([], {})
         groups, inputs = choose([*groups, *blocks], refusals), read_inputs(example_inputs)
         dropped = [group for group in groups if group.kept < group.units and not group.blocks]
         LOG.info("%s: trying %d of %d groups", WHERE, len(dropped), len(groups))
         admission = admit(twin, inputs, dropped, paths)
-        changed = [each for found in admission.overrides.values() for each in found]
-        overrides = list({(each.module, each.attribute): each for each in changed}.values())
+        changed = {(each.module, each.attribute): each for each in chain(*admission.overrides.values())}
         blocks = [group for group in blocks if group.kept < group.units]
         LOG.info("%s: counting FLOPs", WHERE)
-        flops, unchanged = _counted(model, twin, inputs, admission, overrides, blocks, paths)
+        flops, unchanged = _counted(model, twin, inputs, admission, blocks)
     _warn_of_example(paths, singles.found)
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
     dropouts = list(dict.fromkeys(path or "the model itself" for path, _ in watch.found))
-    return ThinReport(entries, overrides, k, flops, unchanged, signature(model), dropouts)
-
-
-def _found(model: nn.Module, twin: nn.Module, example_inputs: Any) -> tuple[list[UnitGroup], list[Refusal]]:
-    """Find the groups that a mask can take, and refuse the others."""
-    groups, refusals = find(twin, read_inputs(example_inputs))
-    refused = {group.name: refusal for group in groups if (refusal := unfit(model, group))}
-    return [group for group in groups if group.name not in refused], [*refusals, *refused.values()]
+    return ThinReport(entries, list(changed.values()), k, flops, unchanged, signature(model), dropouts)
 
 
 def _counted(
-    model: nn.Module,
-    twin: nn.Module,
-    inputs: Inputs,
-    admission: Admission,
-    overrides: Sequence[AttributeOverride],
-    blocks: Sequence[UnitGroup],
-    paths: Sequence[Path],
+    model: nn.Module, twin: nn.Module, inputs: Inputs, admission: Admission, blocks: Sequence[UnitGroup]
 ) -> tuple[tuple[int, int], dict[str, float]]:
     """Try blocks along with units, and count FLOPs of a masked and of a plain step, and the shares of whole modules."""
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
-    set_mode(twin, paths[0])
+    set_mode(twin, admission.paths[0])
     plain, whole = step_flops(twin, inputs)
     units = list(admission.groups)
+    overrides = chain(*admission.overrides.values())
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
         for group in blocks:
             admit_blocks(twin, inputs, admission, group)
-        set_mode(twin, paths[0])
+        set_mode(twin, admission.paths[0])
         masked, small = step_flops(twin, inputs)
         for group in admission.groups[len(units) :]:
             with switched(twin, group.blocks, Switched(frozenset(range(group.units)))):

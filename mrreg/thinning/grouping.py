@@ -56,7 +56,8 @@ class Finder:
             if op.columns is not None:
                 self._connect(op, op.columns)
         self._outputs = [Influence(recording, output, -1) for output in recording.outputs]
-        self.read_by_output = self._reached_by_output()
+        reached = [(each, i) for each in self._outputs for i in each.reached(None).nonzero().flatten().tolist()]
+        self.read_by_output = {each.source(i) for each, i in reached}  # with no other product between
         self.compared = self._compared()
         self.skips = set(self._skips())
         self._members_of: dict[tuple[Place, int], tuple[str, int]] = {}  # positions that a group has, and which
@@ -87,18 +88,8 @@ class Finder:
         influence = self.influence(op)
         for each in influence.ranges():
             taken = [_position(columns, i) for i in range(each.start, each.stop)]
-            made = map(influence.source, sorted(each.sources))
-            self.sets.join(taken + [_position(self.recording.ops[number].rows, i) for number, i in made])
-        shared = map(influence.source, influence.shared)
-        self.shared.update(_position(self.recording.ops[number].rows, i) for number, i in shared)
-
-    def _reached_by_output(self) -> set[tuple[Place, int]]:
-        """Positions of output channels that reach the model's output without another product between."""
-        found = set()
-        for influence in self._outputs:
-            for number, i in map(influence.source, influence.reached(None).nonzero().flatten().tolist()):
-                found.add(_position(self.recording.ops[number].rows, i))
-        return found
+            self.sets.join(taken + [influence.source(i) for i in sorted(each.sources)])
+        self.shared.update(map(influence.source, influence.shared))
 
     def _compared(self) -> set[MixingOp]:
         """Return the operations that something which the model returns depends on."""

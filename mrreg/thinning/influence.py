@@ -9,7 +9,8 @@ from torch import Tensor
 
 from mrreg.thinning.recorder import Recording
 
-Source = tuple[int, int]  # number of the operation in the recording, output channel
+Place = tuple[str, int]  # a parameter or buffer, and one of its dimensions
+Unit = dict[Place, list[int]]  # positions that belong together
 
 
 class ChannelRange(NamedTuple):
@@ -60,20 +61,15 @@ class Influence:
     def reached(self, columns: Tensor | None) -> Tensor:
         """Tell for every output channel of the used operations, one after another, if it reaches one of the columns."""
         grads = self.gradients(columns, [op.made for _, op in self.used])
-        parts = []
-        for grad, (_, op) in zip(grads, self.used, strict=True):
-            if grad is None:
-                parts.append(torch.zeros(op.made.shape[op.made_dim], dtype=torch.bool, device="cpu"))
-            else:
-                others = [d for d in range(grad.dim()) if d != op.made_dim % grad.dim()]
-                hit = grad.ne(0)
-                parts.append((hit.sum(others) > 0 if others else hit).cpu())  # a sum over no dimensions is one over all
+        made = [(grad, op.made.shape, op.made_dim) for grad, (_, op) in zip(grads, self.used, strict=True)]
+        parts = [torch.zeros(s[d], dtype=torch.bool, device="cpu") if g is None else touched(g, d) for g, s, d in made]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device="cpu")
 
-    def source(self, flat: int) -> Source:
-        """Turn a number among all used output channels into operation and channel."""
-        place = bisect_right(self.offsets, flat) - 1
-        return self.used[place][0], flat - self.offsets[place]
+    def source(self, flat: int) -> tuple[Place, int]:
+        """Turn a number among all used output channels into the position of one in its weight."""
+        number = bisect_right(self.offsets, flat) - 1
+        rows = self.used[number][1].rows
+        return (rows.name, rows.dim), rows.start + flat - self.offsets[number]
 
     def ranges(self) -> list[ChannelRange]:
         """Split the input channels into ranges that belong to one unit each, halving them while that shows more.
@@ -139,10 +135,6 @@ def _compatible(ranges: Sequence[ChannelRange]) -> list[list[int]]:
     return [members for _, members in colours]
 
 
-Place = tuple[str, int]  # a parameter or buffer, and one of its dimensions
-Unit = dict[Place, list[int]]  # positions that belong together
-
-
 class ChannelSets:
     """Disjoint sets of positions along dimensions of parameters."""
 
@@ -199,5 +191,5 @@ def merge(one: Tensor, two: Tensor) -> Tensor:
 def touched(grad: Tensor | None, dim: int) -> Tensor:
     """Tell for each position along a dimension if a gradient is not zero there."""
     assert grad is not None
-    others = [d for d in range(grad.dim()) if d != dim]
-    return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).cpu()
+    others = [d for d in range(grad.dim()) if d != dim % grad.dim()]
+    return (grad.ne(0).sum(others) > 0 if others else grad.ne(0)).cpu()  # a sum over no dimensions is one over all

@@ -76,14 +76,12 @@ def copied(model: nn.Module, example_inputs: Any) -> Iterator[tuple[nn.Module, l
             return
     if str(failed).startswith(f"{WHERE}: "):
         raise failed
-    form, given = "example_inputs", example_inputs
-    if isinstance(given, Mapping):
-        form = "**example_inputs"
-    elif not isinstance(given, Tensor):
-        form = "*example_inputs"
+    given = example_inputs
+    stars = "**" if isinstance(given, Mapping) else "" if isinstance(given, Tensor) else "*"
+    call = f"called as model({stars}example_inputs)"
     remedy = "Give what one training forward takes, with a batch dimension and without labels that the loss takes"
     remedy += ": a tuple for several arguments, a mapping for keywords"
-    problem = f"the forward failed on example_inputs={_shapes(given)}, called as model({form}): {failure(failed)}"
+    problem = f"the forward failed on example_inputs={_shapes(given)}, {call}: {failure(failed)}"
     raise ValueError(f"{WHERE}: {problem}. {remedy}.") from failed
 
 
@@ -209,19 +207,14 @@ class NoDropout(TorchFunctionMode):
 
 
 class Watch(NoDropout):
-    """Notes p of what is dropped at random while it is on, by the path of the module and the name of the function."""
+    """Notes p of what is dropped at random, by the path of the module and the name of the function.
+
+    Its tracker of modules has to be on as well.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.tracker, self.found = ModuleTracker(), dict[tuple[str, str], float]()
-
-    def __enter__(self) -> Any:
-        self.tracker.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self.tracker.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def dropped(self, name: str, p: float) -> None:
         """Note the module that is running."""

@@ -128,20 +128,12 @@ class ThinReport(Mapping[str, ThinEntry]):
         return ThinReport(entries, overrides, k, *rest)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report to a file, for `ThinReport.load`.
-
-        Args:
-            path: File to write.
-        """
+        """Write the report to a file, for `ThinReport.load`."""
         torch.save(self._state(), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ThinReport":
-        """Read a report that `save` wrote, without running code from the file.
-
-        Args:
-            path: File to read.
-        """
+        """Read a report that `save` wrote, without running code from the file."""
         with torch.serialization.safe_globals([ThinEntry, Slot, Block, AttributeOverride]):
             return cls(*torch.load(path, weights_only=True))
 
