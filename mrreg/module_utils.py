@@ -44,8 +44,7 @@ def holders(model: nn.Module) -> dict[int, list[str]]:
 
 def check_materialized(where: str, what: str, module: nn.Module) -> None:
     """Refuse a module whose lazy parameters have no shape yet."""
-    lazy = [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]
-    if lazy:
+    if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
         raise invalid_state(where, f"the {what} has no shape yet for {quoted(lazy)}", "Run one forward first.")
 
 
@@ -61,10 +60,8 @@ def check_torch_layers(where: str, what: str, module: nn.Module) -> None:
 def tensors_in(value: object, objects: int = 0) -> Iterator[Tensor]:
     """Yield the tensors in nested mappings, iterables and dataclasses, such as a module's inputs or outputs.
 
-    Args:
-        value: What is looked into.
-        objects: How deep to look into other objects, whose attributes are tensors or objects again (distributions).
-            Lists in attributes are passed by: caches have them.
+    `objects` is how deep to look into other objects (distributions); lists in attributes are passed by: caches have
+    them.
     """
     inner: Iterable[Any] = ()
     if isinstance(value, Tensor):

@@ -157,11 +157,9 @@ def _several(optimizer: Any) -> list[Any]:
 
 def _one_model(model: Any) -> nn.Module:
     """Return one module that holds all models."""
-    several = isinstance(model, list | tuple) and all(isinstance(each, nn.Module) for each in model)
-    models = (
-        list(model) if several else [check_type(WHERE, "model", model, nn.Module, "an nn.Module, or a list of them")]
-    )
-    return models[0] if len(models) == 1 else nn.ModuleList(models)
+    if not isinstance(model, list | tuple) or not all(isinstance(each, nn.Module) for each in model):
+        return check_type(WHERE, "model", model, nn.Module, "an nn.Module, or a list of them")
+    return model[0] if len(model) == 1 else nn.ModuleList(model)
 
 
 def _check_masks(model: nn.Module, masks: list[tuple[str, Mask, int]]) -> None:
@@ -217,9 +215,8 @@ def _refuse_ties(model: nn.Module, name: str, mask: Mask) -> None:
     inside = {id(p) for _, p in mask.masked_parameters()}
     holder = model.get_submodule(name)
     places = [path for path, module in model.named_modules(remove_duplicate=False) if module is holder]
-    every = list(model.named_parameters(remove_duplicate=False))
-    for path, p in every:
-        if id(p) in inside and not any(within(place, path) for place in places):
-            masked = next(n for n, q in every if q is p and any(within(place, n) for place in places))
-            remedy = "Mask their common parent instead."
-            raise invalid_argument(ValueError, WHERE, masked, "used inside its mask only", f"tied to {path}", remedy)
+    found = [(id(p), path) for path, p in model.named_parameters(remove_duplicate=False) if id(p) in inside]
+    masked = {key: path for key, path in reversed(found) if any(within(place, path) for place in places)}
+    for key, path in found:
+        fits, remedy = any(within(place, path) for place in places), "Mask their common parent instead."
+        check(fits, WHERE, masked[key], "used inside its mask only", f"tied to {path}", remedy)

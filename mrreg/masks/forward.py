@@ -57,9 +57,8 @@ class MaskedForward:
             return found[1]
         if is_sharded(value):
             problem = f"the parameters are still sharded in the forward, {tensor.name!r} among them"
-            raise invalid_state(
-                self._mask.where, problem, f"{SHARD_OUTSIDE} Apply it to modules that the forward calls."
-            )
+            remedy = f"{SHARD_OUTSIDE} Apply it to modules that the forward calls."
+            raise invalid_state(self._mask.where, problem, remedy)
         small = tensor.gather(value)
         if small is value:
             return value
@@ -100,7 +99,7 @@ class MaskedForward:
             self._in_backward = False
 
     def __enter__(self) -> Self:
-        self._tables = [Table(*place, self._mask) for place in self._mask.places(self._module)]
+        self._tables = [_Table(*place, self._mask) for place in self._mask.places(self._module)]
         self._before = _set(self._mask.attributes(self._module))
         self._mask.running = self
         return self
@@ -160,7 +159,7 @@ def _keep_buffers(gathered: Iterable[tuple[MaskedTensor, Tensor, Tensor]]) -> No
             tensor.shown(whole).put(small, whole)
 
 
-class Table(MutableMapping[str, Any]):
+class _Table(MutableMapping[str, Any]):
     """Stands for `_parameters` or `_buffers` of a module: the thread of a masked forward reads present entries by name.
 
     Whoever lists the table (state_dict, optimizers, copies), and every other thread, gets the whole tensors.
@@ -172,16 +171,12 @@ class Table(MutableMapping[str, Any]):
         module.__dict__[kind] = self
 
     def restore(self) -> None:
-        """Give the module its own table back."""
         self._module.__dict__[self._kind] = self.own
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._tensors:
-            return self.own[name]
-        running = self._mask.running
-        if running is not None and running.is_read_here():
-            return running.show(self._tensors[name], self.own[name])
-        return self.own[name]
+        running = self._mask.running if name in self._tensors else None
+        value = self.own[name]
+        return value if running is None or not running.is_read_here() else running.show(self._tensors[name], value)
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.own[name] = value
@@ -199,11 +194,9 @@ class Table(MutableMapping[str, Any]):
         return len(self.own)
 
     def items(self) -> Any:
-        """Return the whole tensors, with their names."""
         return self.own.items()
 
     def values(self) -> Any:
-        """Return the whole tensors."""
         return self.own.values()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -19,9 +19,8 @@ class Slot:
 
     name: str  # of the tensor in the model (the first, where it is tied)
     dim: int  # that counts units
-    indices: Tensor = field(
-        repr=False, compare=False
-    )  # along `dim` that belong to each unit, (units, entries per unit)
+    # along `dim` that belong to each unit, (units, entries per unit)
+    indices: Tensor = field(repr=False, compare=False)
     role: Role
     size: int = 0  # length of the dimension, if it has other positions too
 

@@ -50,9 +50,9 @@ class MaskStepHooks:
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
         add(optimizer.register_step_pre_hook(self._before_step))
         add(optimizer.register_load_state_dict_pre_hook(self._check))
-        add(optimizer.register_state_dict_pre_hook(self._show_whole))
+        add(optimizer.register_state_dict_pre_hook(self.step.hide))
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
-        add(optimizer.register_state_dict_post_hook(self._save))
+        add(optimizer.register_state_dict_post_hook(lambda optimizer, _: self.step.show(optimizer)))
         for mask, _first in self.masks:
             mask.move_report, mask.timer = self.move_report, self.timer
 
@@ -90,14 +90,6 @@ class MaskStepHooks:
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
-
-    def _show_whole(self, optimizer: Optimizer) -> None:
-        """Show whole parameters and their state to who saves the optimizer."""
-        self.step.hide(optimizer)
-
-    def _save(self, optimizer: Optimizer, saved: dict[str, Any]) -> None:
-        """Go on with the step in which the state was saved."""
-        self.step.show(optimizer)
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
         """Put the masks into a phase and write it into the groups."""

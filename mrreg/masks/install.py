@@ -155,14 +155,9 @@ def layer_mask(
 
 def check_structure(structure: object) -> None:
     """Refuse a structure that does not exist."""
-    if structure not in STRUCTURES:
-        kind = ValueError if isinstance(structure, str) else TypeError
-        remedy = (
-            'Units between two layers are those of mrreg.thin(model, p={"layer": p}).' if structure == "hidden" else ""
-        )
-        raise invalid_argument(
-            kind, WHERE, "structure", f"one of {', '.join(map(repr, STRUCTURES))}", structure, remedy
-        )
+    kind, rule = ValueError if isinstance(structure, str) else TypeError, f"one of {', '.join(map(repr, STRUCTURES))}"
+    remedy = 'Units between two layers are those of mrreg.thin(model, p={"layer": p}).' if structure == "hidden" else ""
+    check(structure in STRUCTURES, WHERE, "structure", rule, structure, remedy, kind)
 
 
 def check_thinnable(model: nn.Module) -> None:
@@ -181,12 +176,8 @@ def check_module(where: str, what: str, module: Any) -> None:
         remedy = "They read their parameters where nothing can stand in: mask the module that was scripted."
         scripted = isinstance(inner, torch.jit.ScriptModule)
         check(not scripted, where, what, "without scripted modules", name or type(inner).__name__, remedy)
-    replica = (
-        "Mask the module inside, and use DistributedDataParallel: copies that nn.DataParallel makes are not masked."
-    )
-    check(
-        not isinstance(module, nn.DataParallel), where, what, "a module without nn.DataParallel", "one in it", replica
-    )
+    remedy, plain = "Mask the module inside, and use DistributedDataParallel.", not isinstance(module, nn.DataParallel)
+    check(plain, where, what, "a module without nn.DataParallel", "one in it", remedy)
     rule, remedy = "a module whose class defines its forward", "Mask it before anything replaces its forward."
     check("forward" not in vars(module), where, what, rule, type(module).__name__, remedy)
 

@@ -103,9 +103,9 @@ class Mask:
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
-        valid = "finite, at least 0"
-        given = boost is not None
-        self._boost = check_number(self.where, "boost", boost, valid, lambda b: 0 <= b < torch.inf) if given else None
+        if boost is not None:
+            boost = check_number(self.where, "boost", boost, "finite, at least 0", lambda b: 0 <= b < torch.inf)
+        self._boost = boost
 
     def boost_of(self, parameter: Tensor) -> tuple[float, str]:
         """Return the factor of a parameter's slow step, and why it is that."""
@@ -131,9 +131,7 @@ class Mask:
         if self._places is None or self._places[0]() is not module:
             if misfits := list(filter(None, (tensor.misfit(module) for tensor in self.tensors.values()))):
                 problem = f"the module was changed since it got its mask, and no longer fits: {', '.join(misfits[:3])}"
-                remedy = (
-                    "Replace, parametrize or prune layers first: call mrreg.unwrap(model), then mask and attach again."
-                )
+                remedy = "Change layers first: call mrreg.unwrap(model), then mask and attach again."
                 raise invalid_state(self.where, problem, remedy)
             masked = {id(tensor.of(module)): tensor for tensor in self.tensors.values() if tensor.cuts}
             places = []

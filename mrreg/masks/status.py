@@ -128,23 +128,19 @@ def positions(step_hooks: Iterable[Any], names: Mapping[int, str]) -> Iterator[P
         optimizer: Any = hooks.optimizer()
         for k in dict.fromkeys(mask.k for mask, _ in hooks.masks) if optimizer is not None else ():
             masks = [(mask, first) for mask, first in hooks.masks if mask.k == k]
-            yield _position(optimizer, k, masks, names)
-
-
-def _position(optimizer: Any, k: int, masks: list[tuple[Mask, int]], names: Mapping[int, str]) -> Position:
-    counts = [(entries_of(mask), mask.masking) for mask, _ in masks]
-    flops = [(mask.flops, mask.masking) for mask, _ in masks if mask.flops]
-    return Position(
-        optimizer=type(optimizer).__name__,
-        clock=optimizer.param_groups[0][CLOCK],
-        k=k,
-        subsets=[subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)],
-        entries=sum(total for (total, _), _ in counts),
-        present=sum(present if masking else total for (total, present), masking in counts),
-        boosts=list(dict.fromkeys(mask.boost_of(p) for mask, _ in masks for _, p in mask.masked_parameters())),
-        flops=(sum(both[not masking] for both, masking in flops), sum(plain for (_, plain), _ in flops)),
-        seconds=next((mask.timer.medians() for mask, _ in masks if mask.timer and k > 1 and mask.p > 0), {}),
-    )
+            counts = [(*entries_of(mask), mask.masking) for mask, _ in masks]
+            flops = [(mask.flops, mask.masking) for mask, _ in masks if mask.flops]
+            yield Position(
+                optimizer=type(optimizer).__name__,
+                clock=optimizer.param_groups[0][CLOCK],
+                k=k,
+                subsets=[subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)],
+                entries=sum(total for total, *_ in counts),
+                present=sum(present if masking else total for total, present, masking in counts),
+                boosts=list(dict.fromkeys(mask.boost_of(p) for mask, _ in masks for _, p in mask.masked_parameters())),
+                flops=(sum(both[not masking] for both, masking in flops), sum(plain for (_, plain), _ in flops)),
+                seconds=next((mask.timer.medians() for mask, _ in masks if mask.timer and k > 1 and mask.p > 0), {}),
+            )
 
 
 def describe(found: Iterable[Position]) -> str:

@@ -68,12 +68,7 @@ class Leaf:
         self._state = {} if optimizer is None else optimizer.state.pop(self.leaf, {})
 
     def leave(self, optimizer: Optimizer | None, begin: BeginState | None = None) -> None:
-        """Give the parameter its place back.
-
-        Args:
-            optimizer: The optimizer, if it is still there.
-            begin: Of a step that was completed, whose results are taken over: what new state begins with.
-        """
+        """Give the parameter its place back; with `begin` the step was completed, and its results are taken over."""
         self.hide(optimizer)
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
         if self.parameter.grad is None:
@@ -158,9 +153,7 @@ class MaskedStep:
         self._steps = 0
         self._leaves: dict[int, Leaf] = {}
         self._inside: list[Leaf | OffLeaf] = []
-        self._moving: list[
-            tuple[MaskedTensor, Tensor, Tensor, float]
-        ] = []  # with values before a joint step, and boost
+        self._moving: list[tuple[MaskedTensor, Tensor, Tensor, float]] = []  # values before a joint step, and boost
 
     @property
     def is_nested(self) -> bool:
@@ -217,9 +210,8 @@ class MaskedStep:
     @torch.no_grad()
     def _enter(self, optimizer: Optimizer, masked: Masked) -> None:
         """Put kept entries into the places of parameters that have a gradient."""
-        places = {
-            id(p): (group["params"], i) for group in optimizer.param_groups for i, p in enumerate(group["params"])
-        }
+        lists = [group["params"] for group in optimizer.param_groups]
+        places = {id(p): (each, i) for each in lists for i, p in enumerate(each)}
         for tensor, p, _ in masked:
             if p.grad is not None and tensor.off:
                 self._inside.append(OffLeaf(p))

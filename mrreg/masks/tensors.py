@@ -16,7 +16,7 @@ from mrreg.masks.sampling import Key, draw_bits, draw_units
 Subsets = Mapping[str, Any]  # by group: the units that are kept, or what entries are drawn from
 
 
-class MaskedTensor:
+class _Tensor:
     """One parameter or buffer of a mask; `scale` is the factor of present entries in masked forwards."""
 
     off = False  # all of it is absent, with its block
@@ -32,11 +32,6 @@ class MaskedTensor:
     def has_absent(self) -> bool:
         """True if entries are absent in this cycle."""
         return self.off or bool(self.cuts)
-
-    @property
-    def share(self) -> float:
-        """Share of the entries that is present on masked steps, on average over cycles."""
-        raise NotImplementedError
 
     def of(self, model: nn.Module) -> Tensor:
         """Return the parameter or buffer of this name in a model; `get_parameter` takes too long for every step."""
@@ -55,28 +50,8 @@ class MaskedTensor:
             return f"{self.name!r} is gone"
         return ""
 
-    def draw(self, subsets: Subsets, value: Tensor) -> None:
-        """Take over what is present in a cycle."""
-        raise NotImplementedError
 
-    def entries(self, value: Tensor) -> KeptEntries | PresentEntries:
-        """Return the present entries of the tensor; of a sharded one, those in the part that this rank has."""
-        raise NotImplementedError
-
-    def shown(self, value: Tensor) -> KeptEntries | PresentEntries:
-        """Return the entries that a forward reads."""
-        return self.entries(value)
-
-    def kept_shape(self, value: Tensor) -> torch.Size:
-        """Return the shape in which an optimizer sees a parameter in a masked step, on all ranks together."""
-        return value.shape
-
-    def gather(self, value: Tensor) -> Tensor:
-        """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
-        raise NotImplementedError
-
-
-class ZeroedTensor(MaskedTensor):
+class ZeroedTensor(_Tensor):
     """One whose absent entries, or whole units, keep their places and count as zero."""
 
     def __init__(self, target: MaskTarget) -> None:
@@ -87,11 +62,13 @@ class ZeroedTensor(MaskedTensor):
         self._traced = torch.empty(0, device="cpu")
 
     @property
-    def share(self) -> float:  # noqa: D102
+    def share(self) -> float:
+        """Share of the entries that is present on masked steps, on average over cycles."""
         units = self.target.layout.units if self.target.layout else 0
         return 1 - (round(self._p * units) / units if units else self._p)
 
-    def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102
+    def draw(self, subsets: Subsets, value: Tensor) -> None:
+        """Take over what is present in a cycle."""
         self._key: Key
         self._key, self._p, self.scale = subsets[self.target.group]
         self._bits = {}
@@ -114,10 +91,18 @@ class ZeroedTensor(MaskedTensor):
         units = layout.spread(draw_units(self._key, self._p, layout.units, value.device), value.shape)
         return cut(self.target.keep_some(units, value.shape), value).to(bits_dtype(value))
 
-    def entries(self, value: Tensor) -> PresentEntries:  # noqa: D102
+    def entries(self, value: Tensor) -> PresentEntries:
+        """Return the present entries of the tensor; of a sharded one, those in the part that this rank has."""
         return PresentEntries(self.bits(value), local(value).shape if is_sharded(value) else value.shape)
 
-    def gather(self, value: Tensor) -> Tensor:  # noqa: D102
+    shown = entries  # that a forward reads
+
+    def kept_shape(self, value: Tensor) -> torch.Size:
+        """Return the shape in which an optimizer sees a parameter in a masked step, on all ranks together."""
+        return value.shape
+
+    def gather(self, value: Tensor) -> Tensor:
+        """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
         small = masked(value, self.bits(value), self.gradients)
         return small if self.scale == 1 else small * self.scale
 
@@ -135,7 +120,7 @@ class Cut(NamedTuple):
         return (self.group.zeroed or self.group.kind == "inputs") and self.slot.role != "consumer"
 
 
-class GatheredTensor(MaskedTensor):
+class GatheredTensor(_Tensor):
     """One that loses units: the rows, columns and members of those that stay are gathered into a smaller tensor.
 
     `cuts` are the units along each dimension that counts some; `block` is the group and the number of its block.
@@ -166,9 +151,10 @@ class GatheredTensor(MaskedTensor):
         if gone := super().misfit(model):
             return gone
         shape = self.of(model).shape
-        sizes = {dim: cuts[0].slot.length for dim, cuts in self.cuts.items()}
-        wrong = [dim for dim, size in sizes.items() if shape[dim : dim + 1] != (size,)]
-        return f"{self.name!r} has {tuple(shape)}, not {sizes[wrong[0]]} in dimension {wrong[0]}" if wrong else ""
+        for dim, cuts in self.cuts.items():
+            if shape[dim : dim + 1] != (cuts[0].slot.length,):
+                return f"{self.name!r} has {tuple(shape)}, not {cuts[0].slot.length} in dimension {dim}"
+        return ""
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102
         self.is_buffer = not isinstance(value, nn.Parameter)
@@ -180,7 +166,8 @@ class GatheredTensor(MaskedTensor):
             present, seen, stays = torch.ones(3, value.shape[dim], dtype=torch.bool, device="cpu")
             factors = torch.ones(value.shape[dim], dtype=torch.float64, device="cpu")
             for each in cuts:
-                absent = each.slot.indices[_others(subsets[each.group.name], each.group.units)].flatten()
+                lost = torch.ones(each.group.units, dtype=torch.bool, device="cpu")
+                absent = each.slot.indices[lost.index_fill(0, subsets[each.group.name], False)].flatten()
                 factors[each.slot.indices.flatten()] = each.factor
                 present[absent] = False
                 seen[absent] = each.computed
@@ -216,8 +203,7 @@ class GatheredTensor(MaskedTensor):
         return small
 
 
-def _others(kept: Tensor, units: int) -> Tensor:
-    return torch.ones(units, dtype=torch.bool, device="cpu").index_fill(0, kept, False)
+MaskedTensor = ZeroedTensor | GatheredTensor
 
 
 class _Kept:
