@@ -46,6 +46,7 @@ class MaskedForward:
         self.thread, self._in_backward = get_ident(), False
         self._step, self._outside, self._has_checkpoint = mask.step, _autograd_mode(), False
         self._gathered: dict[MaskedTensor, tuple[Tensor, Tensor]] = {}  # whole and present entries
+        self._read: list[tuple[MaskedTensor, Tensor, int]] = []  # parameters, with versions
 
     def show(self, tensor: MaskedTensor, value: Tensor) -> Tensor:
         """Return the present entries of a parameter or buffer."""
@@ -66,6 +67,8 @@ class MaskedForward:
             small.requires_grad_()
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
+        if not (tensor.is_buffer or self._in_backward or small.is_inference() or (apart and torch.is_grad_enabled())):
+            self._read.append((tensor, small, small._version))
         if not apart:
             self._gathered[tensor] = value, small
         return small
@@ -110,9 +113,16 @@ class MaskedForward:
         for table in self._tables:
             table.restore()
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
+        written = next((tensor.name for tensor, small, version in self._read if small._version != version), "")
         self._gathered.clear()
+        self._read.clear()
         if isinstance(error, Exception):
             _explain(self._mask, self._module, error)
+        elif written:
+            problem = f"the forward writes to {written!r}, of which it sees only what is present, in a copy"
+            raise invalid_state(
+                self._mask.where, problem, "Write to it after the optimizer's step, outside the forward."
+            )
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -145,7 +145,7 @@ def positions(step_hooks: Iterable[Any], names: Mapping[int, str]) -> Iterator[P
 
 def describe(found: Iterable[Position]) -> str:
     """Return the text that `print` shows for an attachment."""
-    lines = [line for each in found for line in each.lines()]
+    lines = [line for each in found if each.entries for line in each.lines()]
     return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (drives nothing)"
 
 

@@ -127,3 +127,29 @@ def test_a_mask_that_leaves_nothing_says_so() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         of(layer).p = 0.99
+
+
+class Projected(nn.Linear):
+    """Keeps its weight small, in the forward."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(input)
+
+
+def test_a_write_to_a_masked_parameter_in_the_forward_is_refused() -> None:
+    layer = mrreg.MultirateMask(Projected(4, 4), p=0.5, k=2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    mrreg.attach(optimizer, layer)
+    with pytest.raises(RuntimeError, match=r"writes to 'weight'.*after the optimizer's step"):
+        layer(torch.ones(2, 4))
+    layer.eval()(torch.ones(2, 4))
+
+
+def test_the_handle_of_masks_that_were_taken_out_drives_nothing() -> None:
+    layer = mrreg.MultirateMask(nn.Linear(4, 4), p=0.5, k=2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    handle = mrreg.attach(optimizer, layer)
+    mrreg.unwrap(layer)
+    assert repr(handle) == "Attachment (drives nothing)"
