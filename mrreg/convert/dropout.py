@@ -133,6 +133,7 @@ def swap_dropout(
     if thin is None:
         warn(f"{WHERE}: no mask was put anywhere: {report}")
         return model, report
+    thin.dropouts = tuple(path for path in thin.dropouts if path not in chosen)  # the others are still on
     install(model, thin.groups, thin.overrides, k=k, boost=boost, rescale=rescale is not False, flops=thin.flops)
     put_out = {module: nn.Identity().train(module.training) for module in map(model.get_submodule, chosen)}
     for parent in list(model.modules()):

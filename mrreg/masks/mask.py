@@ -121,7 +121,8 @@ class Mask:
         return self.masking and (module := self._module()) is not None and module.training
 
     def __str__(self) -> str:
-        options = f"k={self.k}, boost={self.boost:g}"
+        boost = "None" if self._boost is None and self.plain is None else f"{self.boost:g}"
+        options = f"k={self.k}, boost={boost}"
         if not self.targets:
             return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, {options}"
         return f"mask(p={self.p}, structure={self.structure!r}, {options}, rescale={self.rescale})"

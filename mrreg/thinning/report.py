@@ -51,7 +51,8 @@ class ThinEntry:
     @property
     def outcome(self) -> str:
         """The outcome in a word or two."""
-        return ("zeroed" if self.zeroed else "left out") if self.admitted else "whole"
+        in_place = self.zeroed or self.kind in ("inputs", "outputs")
+        return ("zeroed" if in_place else "left out") if self.admitted else "whole"
 
 
 class ThinReport(Mapping[str, ThinEntry]):
@@ -164,8 +165,8 @@ class ThinReport(Mapping[str, ThinEntry]):
         if "left out" in told:
             lines.append(f"left out: {', '.join(told['left out'])}")
         if "zeroed" in told:
-            why = next(entry.reason for entry in self.values() if entry.zeroed)
-            lines.append(f"zeroed: {', '.join(told['zeroed'])}: computed all the same, since {why}")
+            why = [f", since {entry.reason}" for entry in self.values() if entry.zeroed][:1]
+            lines.append(f"zeroed: {', '.join(told['zeroed'])}: computed all the same{''.join(why)}")
         if self.masked_share > LITTLE:
             largest = sorted(self._unchanged.items(), key=lambda item: -item[1])[:LARGEST]
             parts = ", ".join(f"{name or 'the model itself'} {share:.0%}" for name, share in largest)
