@@ -5,7 +5,6 @@ same entries without communication, and no random generator is read or moved.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,9 +66,9 @@ def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
 
 def draw_bits(value: Tensor, key: Key, p: float) -> Tensor:
     """Return the bits of a tensor's local entries, drawn one by one, in the shape that this rank holds."""
-    options: Any = {"dtype": bits_dtype(value), "device": value.device}
+    dtype, device = bits_dtype(value), value.device
     shape, start = window(value) if is_sharded(value) else (value.shape, (0,) * value.dim())
     if shape[1:] != value.shape[1:]:  # local entries are no interval of flat indices: draw all and cut
-        return cut(fill_bits(torch.empty(value.numel(), **options), key, p).view(value.shape), value)
+        return cut(fill_bits(torch.empty(value.numel(), dtype=dtype, device=device), key, p).view(value.shape), value)
     first = start[0] * math.prod(shape[1:]) if start else 0
-    return fill_bits(torch.empty(math.prod(shape), **options), key, p, first).view(shape)
+    return fill_bits(torch.empty(math.prod(shape), dtype=dtype, device=device), key, p, first).view(shape)

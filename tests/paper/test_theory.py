@@ -115,10 +115,12 @@ def test_the_first_counterexample_has_the_known_left_side() -> None:
     assert quadratic(*COUNTEREXAMPLES[0][:3])[0] == pytest.approx(5.7e-4, abs=5e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")
 def test_the_counterexample_is_what_the_optimizer_does() -> None:
     lr, k, steps, chains = 1e-3, 40, 2_000, 4_000
     fast, slow = (nn.Parameter(torch.zeros(n, dtype=torch.float64)) for n in (1, chains))
-    optimizer = MultirateSGD([fast, slow], lr=lr, k=k, fast=[fast])
+    model = nn.ParameterList([slow, fast])
+    optimizer = MultirateSGD([fast, slow], lr=lr, k=k, fast=[fast], model=model)
     generator = torch.Generator().manual_seed(0)
     total = 0.0
     for t in range(steps):

@@ -3,12 +3,15 @@
 import copy
 from typing import Any
 
+import pytest
 import torch
 from helpers.batch_norm import POLICIES, batch, network, same, slow_trunk
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mrreg
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")  # by a copy
 
 EVENTS = ("forward", "evaluate", "fail", "step", "step", "reload", "copy")
 

@@ -84,8 +84,8 @@ def test_thin_lists_groups_and_shares() -> None:
     assert code == 0
     assert "hidden" in out
     assert "a cycle of 4 steps" in out
-    lines = [line.split()[:4] for line in run("thin", NET, "--shape", "4,6", "--p", "0.25")[1].splitlines()]
-    assert ["0", "hidden", "8", "6"] in lines
+    lines = [line.split()[:6] for line in run("thin", NET, "--shape", "4,6", "--p", "0.25")[1].splitlines()]
+    assert ["0", "hidden", "left", "out", "8", "6"] in lines
 
 
 def test_p_is_checked_before_anything_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_replicas_of_data_parallel_are_refused() -> None:
     mask = mrreg.MultirateMask(nn.Linear(6, 8))
     optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
     mrreg.attach(optimizer, mask)
-    replica: Any = mask._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    replica: Any = mask._replicate_for_data_parallel()
     with pytest.raises(RuntimeError, match=r"nn.DataParallel copies the module.*Use DistributedDataParallel"):
         replica(torch.ones(2, 6))
 

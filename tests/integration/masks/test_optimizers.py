@@ -431,7 +431,7 @@ def test_a_new_p_rescales_from_its_own_masks_on(structure: str) -> None:
         of(mask).p = 0.75
     assert torch.equal(model(batch(0)), before)
     train(model, optimizer, 1)
-    layer = model[0]
+    layer: Any = model[0]
     weight = layer.weight * (bits(layer)["weight"] != 0) * 4
     assert torch.allclose(layer(batch(1)), nn.functional.linear(batch(1), weight, layer.bias), atol=1e-6)
 

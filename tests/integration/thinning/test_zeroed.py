@@ -62,10 +62,11 @@ def thin_net(alibi: bool = False) -> tuple[Any, mrreg.ThinReport]:
 def literal(model: nn.Module) -> nn.Module:
     """The plain model, in which the columns that read absent units are zero and the others count twice."""
     mask, plain = mask_of(model), mrreg.unwrap(copy.deepcopy(model))
+    tensors: Any = mask.tensors
     for group in mask.groups if mask.masking else ():
         for slot in group.slots:
             if slot.role == "consumer":
-                p, kept = plain.get_parameter(slot.name).data, mask.tensors[slot.name].kept[slot.dim]
+                p, kept = plain.get_parameter(slot.name).data, tensors[slot.name].kept[slot.dim]
                 columns = p.index_select(slot.dim, kept) * (group.units / group.kept)
                 p.zero_().index_copy_(slot.dim, kept, columns)
     return plain
@@ -73,8 +74,9 @@ def literal(model: nn.Module) -> nn.Module:
 
 def absent(model: nn.Module) -> dict[str, tuple[int, Tensor]]:
     """Along which dimension, and where, entries of the attention are absent."""
-    mask, found = mask_of(model), {}
-    for name, tensor in mask.tensors.items():
+    tensors: Any = mask_of(model).tensors
+    found = {}
+    for name, tensor in tensors.items():
         for dim, kept in tensor.kept.items() if "attention" in name else ():
             present = torch.zeros(model.get_parameter(name).shape[dim], dtype=torch.bool)
             present[kept] = True

@@ -88,7 +88,7 @@ def test_other_arguments_are_checked(model: Any, seed: Any, kind: type[Exception
 
 def test_a_mask_that_attention_reads_and_never_calls_is_refused() -> None:
     model = nn.TransformerEncoderLayer(4, 2, 8)
-    model.self_attn.out_proj = mrreg.MultirateMask(model.self_attn.out_proj)  # type: ignore[assignment]
+    model.self_attn.out_proj = mrreg.MultirateMask(model.self_attn.out_proj)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     says = "attach: model must be .*called, got 'a mask on self_attn.out_proj'. .*parameters=.'out_proj.weight'"
     with pytest.raises(ValueError, match=says):
@@ -229,7 +229,7 @@ def test_masks_on_layers_that_are_frozen_at_attach_act_once_these_train(structur
 
 
 def test_masks_that_no_one_of_several_optimizers_has_are_reported_once_their_layers_train() -> None:
-    model = nn.Sequential(mlp(), mrreg.MultirateMask(nn.Linear(3, 3)))
+    model: Any = nn.Sequential(mlp(), mrreg.MultirateMask(nn.Linear(3, 3)))
     model[1].requires_grad_(False)
     first, second = _sgd(model[0][0]), _sgd(model[0][2])
     mrreg.attach([first, second], model)

@@ -100,8 +100,9 @@ def test_the_first_pass_of_a_reentrant_checkpoint_is_masked() -> None:
 def test_forward_derivatives_need_no_graph() -> None:
     model, _, x = _driven("mask")
     expected = model(x)
+    dual: Any = forward_ad
     with torch.no_grad(), forward_ad.dual_level():
-        made = forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x))))
+        made = dual.unpack_dual(model(dual.make_dual(x, torch.ones_like(x))))
     assert torch.equal(made.primal, expected)
     assert made.tangent is not None
 

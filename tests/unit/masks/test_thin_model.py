@@ -383,7 +383,8 @@ class Optional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.head = nn.Linear(6, 8), nn.Linear(8, 2), nn.Sequential(nn.Linear(8, 3))
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.head: Any = nn.Sequential(nn.Linear(8, 3))
 
     def forward(self, x: Tensor, way: str = "known") -> Any:
         h = torch.tanh(self.up(x))

@@ -205,7 +205,7 @@ def test_layers_in_a_checkpoint_are_searched_and_tried(reentrant: bool, in_train
 def test_modules_inside_a_checkpoint_can_be_thin() -> None:
     model = Checkpointed(False, False)
     model.inner = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 16))
-    mrreg.thin(model.inner, example_inputs=X)
+    mrreg.thin(model.inner, p=0.5, example_inputs=X)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)
     out = model(X)
