@@ -15,15 +15,16 @@ class Unwritten:
     """Tells whether a tensor is still what it was: the same one, with the same memory, and nobody has written to it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version, self._address = tensor, _version(tensor), tensor.data_ptr()
+        self._tensor, self._version, self._address = tensor, version_of(tensor), tensor.data_ptr()
         self._memory = tensor.detach()  # whose address nothing else can have while this holds it
 
     def __call__(self, tensor: Tensor) -> bool:  # noqa: D102
         same = tensor is self._tensor and tensor.data_ptr() == self._address
-        return same and self._version is not None and _version(tensor) == self._version
+        return same and self._version is not None and version_of(tensor) == self._version
 
 
-def _version(tensor: Tensor) -> int | None:
+def version_of(tensor: Tensor) -> int | None:
+    """Return the number of writes to a tensor; None if torch does not count them."""
     return None if tensor.is_inference() else tensor._version
 
 

@@ -17,6 +17,7 @@ from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import add_note, invalid_state, warn
 from mrreg.masks.checkpoints import recording
+from mrreg.masks.entries import version_of
 from mrreg.masks.mask import Mask
 from mrreg.masks.tensors import MaskedTensor
 from mrreg.module_utils import join, rebuild_attributes, tensors_in
@@ -46,7 +47,7 @@ class MaskedForward:
         self.thread, self._in_backward = get_ident(), False
         self._step, self._outside, self._has_checkpoint = mask.step, _autograd_mode(), False
         self._gathered: dict[MaskedTensor, tuple[Tensor, Tensor]] = {}  # whole and present entries
-        self._read: list[tuple[MaskedTensor, Tensor, int]] = []  # parameters, with versions
+        self._read: list[tuple[MaskedTensor, Tensor, int | None]] = []  # parameters, with versions
 
     def show(self, tensor: MaskedTensor, value: Tensor) -> Tensor:
         """Return the present entries of a parameter or buffer."""
@@ -68,7 +69,7 @@ class MaskedForward:
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
         if not (tensor.is_buffer or self._in_backward or small.is_inference() or (apart and torch.is_grad_enabled())):
-            self._read.append((tensor, small, small._version))
+            self._read.append((tensor, small, version_of(small)))
         if not apart:
             self._gathered[tensor] = value, small
         return small
@@ -113,7 +114,7 @@ class MaskedForward:
         for table in self._tables:
             table.restore()
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
-        written = next((tensor.name for tensor, small, version in self._read if small._version != version), "")
+        written = next((tensor.name for tensor, small, version in self._read if version_of(small) != version), "")
         self._gathered.clear()
         self._read.clear()
         if isinstance(error, Exception):

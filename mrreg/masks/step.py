@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import as_sharded, is_sharded, local
 from mrreg.errors import invalid_state
-from mrreg.masks.entries import Unwritten
+from mrreg.masks.entries import Unwritten, version_of
 from mrreg.masks.mask import Mask
 from mrreg.masks.nested import Path, leaves, replaced
 from mrreg.masks.optimizers import BeginState
@@ -51,7 +51,7 @@ class Leaf:
             self.leaf.data = values
         if grad is not None:
             self.leaf.grad = self._take(("gradient of the parameter",), grad)
-            self._version = self.leaf.grad._version
+            self._version = version_of(self.leaf.grad)
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
         self._state = replaced(dict(optimizer.state.get(p, {})), self._take_state)
         self.show(optimizer)
@@ -84,7 +84,11 @@ class Leaf:
             whole.update(values)
         small = self.leaf.grad
         unscaled = getattr(optimizer, "grad_scale", None) is not None  # by a fused step, which no version tells
-        if small is not None and gradient is not None and (unscaled or small._version != self._version):
+        if (
+            small is not None
+            and gradient is not None
+            and (unscaled or self._version is None or version_of(small) != self._version)
+        ):
             self._entries.put(local(small), local(gradient))
 
     def _take(self, path: Path, value: Tensor) -> Tensor:

@@ -459,7 +459,7 @@ def test_units_inside_of_blocks_are_thin_too() -> None:
 def test_the_report_shows_saves_and_gives_back_blocks(tmp_path: Path) -> None:
     _, report = mrreg.thin(plain_net(True), BRANCHES, K, batch(0))
     line = next(line for line in str(report).splitlines() if line.startswith("blocks "))
-    assert line.split()[:4] == ["blocks", "blocks", "8", "5"]
+    assert line.split()[:6] == ["blocks", "blocks", "left", "out", "8", "5"]
     assert "layers.0.branches.0, layers.0.branches.1" in line
     report.save(tmp_path / "plan.pt")
     loaded = mrreg.ThinReport.load(tmp_path / "plan.pt")
@@ -526,7 +526,7 @@ def test_what_is_no_block_says_why() -> None:
         ({"blocks": 1.5}, {}, r"p of 'blocks' must be in \[0, 1\], got 1\.5"),
         ({"blocks": {"layers.*": -1}}, {}, r"p of 'layers\.\*' must be in \[0, 1\], got -1"),
         ({"blocks": {"layer.*": 0.5}}, {}, r"p must be names or patterns that match a module, got 'layer\.\*'"),
-        ({"blocks": 0.5, "heads": 0.5}, {}, "p must be kinds or patterns that match a group of units, got 'heads'"),
+        ({"blocks": 0.5, "heasd": 0.5}, {}, "p must be kinds or patterns that match a group of units, got 'heasd'"),
     ],
 )
 def test_wrong_arguments_are_refused(p: Any, options: Any, message: str) -> None:
