@@ -19,7 +19,8 @@ def check_use(where: str, model: nn.Module, groups: list[Group]) -> None:
     if left := [name for name, p in named if p not in periods]:
         warn(f"{where}: {quoted(left)} of the model are in no part, and train only if another optimizer has them.")
     slow = [periods.get(p, 1) > 1 for _, p in named]
-    if len(set(slow)) == 2 and slow == sorted(slow):
+    biases = all(p.dim() < 2 for (_, p), late in zip(named, slow, strict=True) if late)  # are slow for another reason
+    if len(set(slow)) == 2 and slow == sorted(slow) and not biases:
         problem = "the fast part comes before all slow parameters"
         remedy = "If the model runs in this order, the backward pass goes through all of it and little time is saved."
         warn(f"{where}: {problem}. {remedy}")

@@ -48,6 +48,6 @@ def test_the_committed_records_fill_every_card_row_and_plot() -> None:
     assert all(cards[place].cost for place in (0, 2))
     root = RECORDS.parents[1]
     for page, table in (("README.md", pages.excerpt(shows)), ("docs/when-it-helps.md", pages.thin(shows))):
-        assert len(table.splitlines()) >= 8
+        assert len(table.splitlines()) >= 6
         assert table in (root / page).read_text(encoding="utf-8")
     assert len((root / "docs" / "results.svg").read_bytes()) < 100_000

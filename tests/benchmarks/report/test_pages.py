@@ -11,7 +11,7 @@ from helpers.records import FULL, PLAIN, ROWS, record
 
 from benchmarks.core.errors import UserError
 from benchmarks.core.registry import REGISTERED
-from benchmarks.core.sections import Row, Section, metric
+from benchmarks.core.sections import Row, Section, Shown, metric
 from benchmarks.report import pages as report
 from benchmarks.report import verdict
 from benchmarks.report.paper import ITEMS, Item
@@ -155,13 +155,19 @@ README = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
 def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
-    report.fill(readme, report.excerpt(SHOWS))
+    ours, rivals = "thin, k = 5", {"none": 78.0, "dropout": 79.0, "weight decay": 77.0}
+    made = record("cpu", {ours: [80.0, 81.0, 82.0]} | {name: [at, at + 1, at + 2.1] for name, at in rivals.items()})
+    for run in made.runs.values():
+        run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
+    names = {name: name for name in (ours, *rivals)}
+    shows = [(made, [Shown("t", names, task="a task", against=[(ours, each) for each in rivals])])]
+    report.fill(readme, report.excerpt(shows))
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
     assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
-    assert "| thin, k = 5 | dropout | ahead: +1.0 points (+0.8 to +1.1) |" in once
+    assert "| a task | dropout | ahead: +1.0 points (+0.8 to +1.1) |" in once
     assert "\nold\n" not in once
-    report.fill(readme, report.excerpt(SHOWS))
+    report.fill(readme, report.excerpt(shows))
     assert readme.read_text() == once
 
 

@@ -69,7 +69,7 @@ def test_whole_models_load_with_torchs_own_names_allowed(structure: str) -> None
     file.seek(0)
     with torch.serialization.safe_globals([nn.ModuleList, nn.Sequential, nn.Linear, nn.Tanh]):
         loaded = torch.load(file, weights_only=True)
-    assert repr(loaded[0]) == repr(model)
+    assert repr(loaded[0]) == repr(model).replace("boost=3", "boost=None")  # `attach` chooses
     assert not of(loaded[0][0]).attached
     other = torch.optim.SGD(loaded[0].parameters(), lr=0.1)
     other.load_state_dict(optimizer.state_dict())

@@ -371,6 +371,7 @@ def test_a_group_added_later_gets_the_clock() -> None:
     assert [group["mask_clock"] for group in optimizer.param_groups] == [3, 3]
 
 
+@pytest.mark.filterwarnings("ignore:.*the fast part comes before")
 def test_composes_with_the_multirate_optimizer() -> None:
     model = nn.Sequential(mlp(), nn.Linear(3, 3))
     optimizer = mrreg.MultirateSGD(model, lr=0.1, k=5, fast=model[0].parameters(), momentum=0.9)

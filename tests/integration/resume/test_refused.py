@@ -210,8 +210,8 @@ MASKS: list[tuple[str, Any, str]] = [
     ("mask_clock", -3, "mask_clock must be a whole number, at least 0, got -3"),
     ("mask_clock", 2.5, "mask_clock must be a whole number"),
     ("mask_k", "3", "mask_k must be a whole number"),
-    ("mask_k", -1, "mask_k must be a whole number, at least 0, got -1"),
-    ("mask_k", 0, "mask_k must be 3, as the masks say, got '0, of masks with several k'"),
+    ("mask_k", -1, "mask_k must be a whole number, at least 1, got -1"),
+    ("mask_k", 0, "mask_k must be a whole number, at least 1, got 0"),
     ("mask_seed", None, "mask_seed must be a whole number"),
 ]
 

@@ -151,6 +151,7 @@ def test_the_fast_part_of_a_multirate_optimizer(wrapped: bool) -> None:
     assert torch.equal(model.stem.weight, Stem(net()).stem.weight) is not wrapped
 
 
+@pytest.mark.filterwarnings("ignore:.*the fast part comes before")
 def test_thin_layers_in_a_slow_part_are_refused() -> None:
     model = Stem(thin_net())
     optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="stem")

@@ -154,7 +154,7 @@ def test_models_without_values_need_a_plan() -> None:
         RuntimeError, match=r"thin: the model has no values for '0.bias'.*on the meta device\. Search on a"
     ):
         mrreg.thin(network().to("meta"), example_inputs=X)
-    _, report = mrreg.thin(network(), example_inputs=X)
+    _, report = mrreg.thin(network(), p=0.5, example_inputs=X)
     model, _ = mrreg.thin(network().to("meta"), plan=report)
     model.to_empty(device="cpu").load_state_dict(network().state_dict())
     model[1], model[2] = nn.Tanh(), nn.Identity()
