@@ -9,6 +9,7 @@ mean, so every network gets exactly the gradient that it would get alone.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -129,9 +130,14 @@ def accuracy(networks: nn.Module, points: Iterable[Batch]) -> list[float]:
 
 def _slow(layers: str | None = None, momentum: float = 0.0, **options: Any) -> Callable[[Networks], Optimizer]:
     """Put the biases of all layers, or of one, on the slow time scale."""
-    return lambda nets: mrreg.MultirateSGD(
-        mrreg.biases(nets, layers), lr=H, k=K, momentum=momentum, model=nets, **options
-    )
+
+    def make(nets: Networks) -> Optimizer:
+        groups = mrreg.biases(nets, layers)
+        with warnings.catch_warnings():  # biases are not slow to save time
+            warnings.filterwarnings("ignore", "MultirateSGD: the fast part comes before", mrreg.NoEffectWarning)
+            return mrreg.MultirateSGD(groups, lr=H, k=K, momentum=momentum, model=nets, **options)
+
+    return make
 
 
 def _larger_rate(nets: Networks) -> Optimizer:
