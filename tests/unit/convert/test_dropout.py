@@ -392,7 +392,7 @@ def test_a_forward_that_only_runs_in_its_own_precision_keeps_its_dropout_and_the
     with pytest.warns(mrreg.NoEffectWarning):
         model, report = mrreg.swap_dropout(net(single), example_inputs=torch.randn(2, 6))
     assert isinstance(model.drop, nn.Dropout)
-    assert report["drop"].reason == "TypeError: no doubles"
+    assert report["drop"].reason.startswith("TypeError: no doubles")  # with the note, before Python 3.11
     assert "Units were not looked for: TypeError: no doubles" in str(report)
 
 
