@@ -138,9 +138,6 @@ def swap_dropout(
     put_out = {module: nn.Identity().train(module.training) for module in map(model.get_submodule, chosen)}
     for parent in list(model.modules()):
         parent._modules.update({name: put_out[each] for name, each in parent._modules.items() if each in put_out})
-    if k == 1:
-        problem = "with k=1 every step is a joint one: no unit is ever absent, and the dropouts are gone"
-        warn(f"{WHERE}: {problem}. Choose a k of at least 2.")
     return model, report
 
 

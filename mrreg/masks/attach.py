@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
 from mrreg.distributed.join import compare_after_join
-from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state, quoted
+from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state, quoted, warn
 from mrreg.masks.clock import CLOCK
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.mask import Mask
@@ -58,7 +58,11 @@ class Attachment:
 
 
 def attach(
-    optimizer: Optimizer | Iterable[Optimizer], model: nn.Module | Iterable[nn.Module], seed: int = 0
+    optimizer: Optimizer | Iterable[Optimizer],
+    model: nn.Module | Iterable[nn.Module],
+    seed: int = 0,
+    *,
+    joint: bool = True,
 ) -> Attachment:
     """Let the steps of an optimizer drive the masks of a model.
 
@@ -71,6 +75,8 @@ def attach(
             small tensor finds out. A wrapper (Lookahead, sharpness-aware ones) is driven through its inner optimizer.
         model: The model with the masks, or a list of models that the optimizer trains.
         seed: Chooses the slow subsets, together with the position of a parameter in the model and the cycle.
+        joint: False for cycles without a joint step: every step is masked, and `boost` has no use. With k = 1 each step
+            draws a new subset, as dropout does; units that are left out still cost nothing.
 
     Returns:
         A handle that prints the position in the cycle; `handle.remove()`, or the end of `with handle:`, detaches it.
@@ -110,13 +116,14 @@ def attach(
     optimizers = list(dict.fromkeys(map(inner_optimizer, given)))
     whole = _one_model(model)
     seed = check_int(WHERE, "seed", seed, least=0)
+    check_type(WHERE, "joint", joint, bool, "True or False")
     check_model(WHERE, whole, switches=False)
     for each in optimizers:
         if driving(each) is not None:
             problem = f"this {type(each).__name__} is attached already"
             remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
             raise invalid_state(WHERE, problem, remedy)
-    step_hooks = [MaskStepHooks(each, seed, is_wrapped=each not in given) for each in optimizers]
+    step_hooks = [MaskStepHooks(each, seed, joint, is_wrapped=each not in given) for each in optimizers]
     masks = list(masks_in(whole))
     _check_masks(whole, masks)
     for name, mask, first in masks:
@@ -140,7 +147,14 @@ def attach(
             mask.handle = handle
             mask.plain = plain[id(each)].intersection(id(p) for _, p in mask.masked_parameters())
         hooks.sync_masks(each)
+    _warn_if_never_absent([mask for _, mask, _ in masks if joint])
     return handle
+
+
+def _warn_if_never_absent(masks: Iterable[Mask]) -> None:
+    if any(mask.groups and mask.k == 1 and mask.boost == 1 for mask in masks):
+        problem = "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training is as before"
+        warn(f"{WHERE}: {problem}. Choose a k of at least 2, or joint=False for a new subset at every step.")
 
 
 def _several(optimizer: Any) -> list[Any]:

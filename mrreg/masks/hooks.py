@@ -34,8 +34,8 @@ WHERE = "attach"
 class MaskStepHooks:
     """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
 
-    def __init__(self, optimizer: Optimizer, seed: int, is_wrapped: bool = False) -> None:
-        self.seed = seed
+    def __init__(self, optimizer: Optimizer, seed: int, joint: bool = True, is_wrapped: bool = False) -> None:
+        self.seed, self.joint = seed, joint
         self.move_report = MoveReport(tolerated=int(is_wrapped))
         self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
@@ -96,7 +96,7 @@ class MaskStepHooks:
         for (mask, first), k in zip(self.masks, ks, strict=True):
             if k != mask.k:
                 mask.k = k
-            mask.set_phase(clock, seed, first)
+            mask.set_phase(clock, seed, first, self.joint)
         write_clock(optimizer.param_groups, clock, seed, ks, self._kept())
 
     def _before_step(self, *call: Any) -> Call | None:

@@ -186,17 +186,18 @@ class Mask:
         for tensor in self.tensors.values():
             tensor.draw(subsets, tensor.of(module))
 
-    def set_phase(self, clock: int, seed: int, first: int) -> None:
+    def set_phase(self, clock: int, seed: int, first: int, joint: bool = True) -> None:
         """Enter the phase after `clock` steps; `first` is the index of the first draw."""
         cycle, phase = divmod(clock, self.k)
-        key = (seed, first, cycle, self.p) if self.p > 0 and (self.k > 1 or self.boost != 1) else None
+        key = (seed, first, cycle, self.p) if self.p > 0 and (self.k > 1 or self.boost != 1 or not joint) else None
         if self.drawn != key:  # also for a joint step whose boost may be set yet
             self.off = frozenset()
             if key is not None:
                 with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
                     self._draw(seed, first, cycle)
             self.drawn = key
-        self.masking, self.attached, self.step = self.p > 0 and phase < self.k - 1, True, object()
+        self.masking = self.p > 0 and (phase < self.k - 1 or not joint)
+        self.attached, self.step = True, object()
         self.forget_versions()
 
     def forget_versions(self) -> None:

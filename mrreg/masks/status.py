@@ -81,6 +81,7 @@ class Position:
     present: float  # number of these in the next training forward
     flops: tuple[int, int]  # of that forward and its backward, and of plain ones, where thin models know them
     boosts: list[tuple[float, str]]  # factors of the slow step, each with its reason
+    joint: bool  # the last step of a cycle has all present
     seconds: dict[str, float]  # medians of joint and of masked steps, as far as they are known
 
     @property
@@ -96,21 +97,21 @@ class Position:
             "cycle": cycle,
             "phase": phase,
             "k": self.k,
-            "steps_to_joint": self.k - 1 - phase,
             "present": self.share,
             "boost": max((boost for boost, _ in self.boosts), default=1.0),
             **self.seconds,
+            **({"steps_to_joint": self.k - 1 - phase} if self.joint else {}),
         } | ({"flops": self.flops[0] / self.flops[1]} if self.flops[1] else {})
 
     def lines(self) -> Iterator[str]:
         """Yield the lines that `print` shows."""
         cycle, phase = divmod(self.clock, self.k)
         wait = self.k - 1 - phase
-        joint = "next" if wait == 0 else f"after {wait} more"
+        joint = f"the joint step comes {f'after {wait} more' if wait else 'next'}" if self.joint else "no joint step"
         share = f"{self.share:.0%} of {self.entries:,} masked entries present"
         yield (
             f"  {self.optimizer}, {self.clock} steps done: cycle {cycle + 1}, step {phase + 1} of {self.k}, {share}, "
-            f"the joint step comes {joint}"
+            f"{joint}"
         )
         yield from (f"    boost {boost:g}: {why}" for boost, why in self.boosts)
         if len(self.seconds) == 2:
@@ -137,7 +138,10 @@ def positions(step_hooks: Iterable[Any], names: Mapping[int, str]) -> Iterator[P
                 subsets=[subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)],
                 entries=sum(total for total, *_ in counts),
                 present=sum(present if masking else total for total, present, masking in counts),
-                boosts=list(dict.fromkeys(mask.boost_of(p) for mask, _ in masks for _, p in mask.masked_parameters())),
+                boosts=list(
+                    dict.fromkeys(m.boost_of(p) for m, _ in masks if hooks.joint for _, p in m.masked_parameters())
+                ),
+                joint=hooks.joint,
                 flops=(sum(both[not masking] for both, masking in flops), sum(plain for (_, plain), _ in flops)),
                 seconds=next((mask.timer.medians() for mask, _ in masks if mask.timer and k > 1 and mask.p > 0), {}),
             )

@@ -111,9 +111,6 @@ def thin(
         warn(f"{WHERE}: the model still has dropout, in {quoted(report.dropouts)}. {remedy}.", UserWarning)
     if not report.groups:
         warn(f"{WHERE}: no group of units loses any, so training goes on as before.")
-    elif k == 1 and boost in (None, 1):
-        problem = "with k=1 and boost=1 every step is a joint one, so no unit is ever absent and training is as before"
-        warn(f"{WHERE}: {problem}. Choose a k of at least 2.")
     install(model, report.groups, report.overrides, k=k, boost=boost, rescale=rescale, flops=report.flops)
     return model, report
 

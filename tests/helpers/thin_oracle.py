@@ -69,9 +69,17 @@ class LiteralTraining:
     """Trains a plain model as `thin` and `attach` promise to train a thin one."""
 
     def __init__(
-        self, model: nn.Module, groups: Sequence[UnitGroup], make: Make, k: int, boost: float, rescale: bool
+        self,
+        model: nn.Module,
+        groups: Sequence[UnitGroup],
+        make: Make,
+        k: int,
+        boost: float,
+        rescale: bool,
+        joint: bool = True,
     ) -> None:
         self.model, self.groups, self.k, self.boost, self.rescale = model, groups, k, boost, rescale
+        self.joint = joint
         self.make, self.optimizer = make, make(model.parameters())
         self.clock = 0
 
@@ -94,7 +102,7 @@ class LiteralTraining:
     def step(self, inputs: Any) -> Tensor:
         """One step of a user's loop; the loss."""
         cycle, phase = divmod(self.clock, self.k)
-        masked, self.clock = phase < self.k - 1, self.clock + 1
+        masked, self.clock = phase < self.k - 1 or not self.joint, self.clock + 1
         named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         before = {name: value.detach().clone() for name, value in named.items()}
         state = {name: _by_entry(self.optimizer, named[name]) for name in named}

@@ -143,10 +143,15 @@ def test_a_plan_knows_classes_and_counts_that_are_in_no_shape() -> None:
 
 @pytest.mark.parametrize("boost", [None, 1, 1.0])
 def test_cycles_of_one_step_warn(boost: float | None) -> None:
+    def attach(boost: float | None, joint: bool) -> None:
+        model, _ = mrreg.thin(network(), k=1, boost=boost, example_inputs=X)
+        mrreg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, joint=joint)
+
     with pytest.warns(mrreg.NoEffectWarning, match="k=1 and boost=1 every step is a joint one") as caught:
-        mrreg.thin(network(), k=1, boost=boost, example_inputs=X)
+        attach(boost, True)
     assert caught[0].filename == __file__
-    mrreg.thin(network(), k=1, boost=2, example_inputs=X)
+    attach(2, True)
+    attach(boost, False)
 
 
 def test_models_without_values_need_a_plan() -> None:

@@ -444,8 +444,3 @@ def test_following_a_forward_leaves_nothing_behind(training: bool, keywords: boo
     assert not model.one.weight.requires_grad
     assert torch.equal(inputs, before)
     assert model.training == model.norm.training == training
-
-
-def test_masks_that_are_never_on_are_reported() -> None:
-    with pytest.warns(mrreg.NoEffectWarning, match=r"swap_dropout: with k=1 .* the dropouts are gone"):
-        mrreg.swap_dropout(nn.Sequential(linear(), nn.ReLU(), nn.Dropout(), linear()), 1, torch.randn(2, 6))
