@@ -1,6 +1,5 @@
 """Nobody sees which parameters are due, every loop trains as the plain one, and what the user does to flags counts."""
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -133,17 +132,6 @@ class TestTheUser:
         loss(net, 1)
         assert all(flags(net))
 
-    def test_after_close_the_next_step_takes_it_up_again(self) -> None:
-        net = network()
-        optimizer = sgd(net)
-        for t in range(STEPS):
-            train(net, optimizer, range(t, t + 1))
-            optimizer.close()
-        assert bits(net, undisturbed())
-        train(net, optimizer, range(STEPS, STEPS + 1))
-        loss(net, 0)
-        assert not all(flags(net)) or optimizer.due[1]
-
     def test_all_trainable_inside_a_step(self) -> None:
         net = network()
         optimizer = sgd(net)
@@ -195,16 +183,6 @@ class TestTheUser:
         optimizer.zero_grad()
         train(net, optimizer, range(1, STEPS))
         assert bits(net, undisturbed())
-
-    def test_frozen_before_construction_stays_frozen(self) -> None:
-        net = network()
-        net.trunk.bias.requires_grad_(False)
-        net.head.bias.requires_grad_(False)
-        before = copy.deepcopy(net.state_dict())
-        optimizer = sgd(net)
-        train(net, optimizer, range(7))
-        assert flags(net) == [True, False, True, False]
-        assert all(torch.equal(before[name], net.state_dict()[name]) for name in ("trunk.bias", "head.bias"))
 
     def test_parameters_die_with_model_and_optimizer(self) -> None:
         net: Any = network()

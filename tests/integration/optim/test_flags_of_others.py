@@ -46,15 +46,6 @@ class TestOtherOptimizers:
         torch.autograd.backward(loss(net, 1))
         assert all(gradients(net))
 
-    def test_it_warns_also_when_its_first_step_was_a_sync_step(self) -> None:
-        net = network()
-        optimizer = sgd(net)
-        plain = torch.optim.SGD(net.parameters(), lr=0.1)
-        train(net, plain, range(1))
-        train(net, optimizer, range(1))
-        with pytest.warns(mrreg.NoEffectWarning, match="2 parameters get no gradient"):
-            train(net, plain, range(1))
-
     def test_one_of_other_parameters_is_left_alone(self) -> None:
         net, other = network(), network()
         optimizer, plain = sgd(net), torch.optim.SGD(other.parameters(), lr=0.1)
@@ -83,14 +74,6 @@ class TestUnseen:
             optimizer.zero_grad()
             assert all(flags(net))
         assert bits(net, undisturbed())
-
-    def test_the_warning_is_at_the_users_line(self) -> None:
-        net = network()
-        optimizer = sgd(net)
-        net.head.weight.grad = torch.ones(2, 8)
-        with pytest.warns(mrreg.NoEffectWarning, match="no forward") as caught:
-            optimizer.step()
-        assert caught[0].filename == __file__
 
     def test_nothing_to_switch_nothing_to_warn_of(self) -> None:
         for options in ({"k": 1}, {"gradient": "mean"}):

@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.optimizers import (
-    OTHERS,
-    TORCH,
-    Base,
     Make,
     Net,
     adamw,
     clock,
     hybrid,
     loss,
-    mixed,
     network,
     same,
     sgd,
@@ -31,58 +27,22 @@ import mrreg
 UNSEEN = pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")
 
 
-@pytest.mark.parametrize("base", TORCH + OTHERS[:3], ids=str)
-def test_period_1_is_the_base_bit_for_bit(base: Base) -> None:
-    net, plain = network(), network()
-    optimizer = mrreg.Multirate([(base(net.head.parameters()), 1), (base(net.trunk.parameters()), 1)])
-    train(net, optimizer, range(6))
-    train(plain, base(plain.parameters()), range(6))
-    assert same(net, plain)
-
-
 @pytest.mark.filterwarnings("ignore:.* k=5 has no effect, since all parameters are fast")
-@pytest.mark.parametrize("k", [1, 5])
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_a_plain_list_or_k_1_is_torch(k: int, nesterov: bool) -> None:
-    nets = network(), network(), network(), network()
-    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
-    train(nets[0], mrreg.MultirateSGD(nets[0].parameters(), lr=0.1, k=k, **options), range(6))
-    train(nets[1], torch.optim.SGD(nets[1].parameters(), lr=0.1, **options), range(6))
-    train(nets[2], mrreg.MultirateAdamW(nets[2].parameters(), k=k, amsgrad=True), range(6))
-    train(nets[3], torch.optim.AdamW(nets[3].parameters(), amsgrad=True), range(6))
-    assert same(nets[0], nets[1])
-    assert same(nets[2], nets[3])
-    halves = network()
-    train(halves, mrreg.MultirateSGD(halves.parameters(), lr=0.1, k=1, fast=halves.head, **options), range(6))
-    assert same(halves, nets[0])
-
-
-@pytest.mark.parametrize("base", TORCH + OTHERS, ids=str)
-@pytest.mark.parametrize("drift", [True, False])
-def test_every_base_moves_a_slow_part_as_far_with_drift_as_without(base: Base, drift: bool) -> None:
-    """From equal gradients, one cycle ends where k times the step of the base would."""
-    net, once = network(torch.float64), network(torch.float64)
-    optimizer = mixed(base, drift)(net)
-    start = net.trunk.weight.detach().clone()
-    train(net, optimizer, range(1))
-    train(once, base(once.parameters()), range(1))
-    step = once.trunk.weight.detach() - start
-    if isinstance(optimizer.param_groups[1].get("temperature"), float):
-        step = (net.trunk.weight.detach() - start) / (1 if drift else 2)  # the noise differs: only the drift is checked
-    train(net, optimizer, range(1, 2))
-    torch.testing.assert_close(net.trunk.weight.detach() - start, 2 * step)
+@pytest.mark.parametrize(("k", "fast"), [(5, None), (1, None), (1, "head")])
+def test_a_plain_list_or_k_1_is_torch(k: int, fast: Any) -> None:
+    for ours, theirs, options in (
+        (mrreg.MultirateSGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True}),
+        (mrreg.MultirateAdamW, torch.optim.AdamW, {"amsgrad": True}),
+    ):
+        net, twin = network(), network()
+        train(net, ours(net.named_parameters(), k=k, fast=fast, **options), range(6))  # type: ignore[arg-type]
+        train(twin, theirs(twin.parameters(), **options), range(6))
+        assert same(net, twin)
 
 
 SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda t: t / 4),
     "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda _: 0.9),
-    "StepLR": lambda o: schedulers.StepLR(o, 2),
-    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [2, 5]),
-    "ConstantLR": lambda o: schedulers.ConstantLR(o, total_iters=3),
-    "LinearLR": lambda o: schedulers.LinearLR(o, total_iters=5),
-    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.9),
-    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, 5),
-    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 5),
     "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 3),
     "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=20),
     "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, step_size_up=3),
@@ -97,11 +57,9 @@ SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
-def test_schedulers_set_what_they_set_in_torch(make: Make, name: str) -> None:
-    """Also the momentum or the betas, where they cycle."""
-    if make is hybrid and name in ("OneCycleLR", "CyclicLR"):
-        pytest.skip("momentum cycles only where all parts have one: cycle_momentum=False, tested below")
+def test_schedulers_set_what_they_set_in_torch(name: str) -> None:
+    """Also the momentum or the betas, where they cycle: hybrids, which have no common one, do so below."""
+    make: Make = [sgd, adamw][len(name) % 2]
     net, twin = network(), network()
     optimizer = make(net)
     groups = [{"params": p, "lr": g["lr"]} for p, g in zip(twin.parameters(), optimizer.param_groups, strict=False)]
@@ -136,20 +94,6 @@ def test_a_scheduler_of_one_base() -> None:
     optimizer = mrreg.Multirate(parts, model=net)
     train(net, optimizer, range(3), scheduler.step)
     assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.0125]
-
-
-def test_drift_follows_the_schedule_of_its_own_group() -> None:
-    net = network(torch.float64)
-    optimizer = sgd(net)
-    train(net, optimizer, range(1))
-    before = net.trunk.weight.detach().clone()
-    optimizer.param_groups[1]["lr"] = 0.0
-    train(net, optimizer, range(1, 2))
-    assert torch.equal(net.trunk.weight, before)
-    optimizer.param_groups[1]["lr"] = 0.5
-    train(net, optimizer, range(2, 3))
-    moved = before - 0.5 * optimizer.state[net.trunk.weight]["momentum_buffer"]
-    torch.testing.assert_close(net.trunk.weight.detach(), moved)
 
 
 def test_hooks_fire_once_per_step() -> None:
@@ -210,26 +154,20 @@ def test_a_slow_part_drifts_along_the_gradient_that_a_hook_of_its_base_left(opti
 
 
 def test_a_closure_runs_once_per_step_and_its_loss_comes_back() -> None:
-    net, twin = network(), network()
-    optimizer, plain = sgd(net), sgd(twin)
+    net = network()
+    optimizer = sgd(net)
     losses = []
-    for t in range(7):
 
-        def closure(t: int = t) -> float:
-            optimizer.zero_grad()
-            value = loss(net, t)
-            torch.autograd.backward(value)
-            losses.append(value.item())
-            return value.item()
+    def closure() -> float:
+        value = loss(net, 0)
+        torch.autograd.backward(value)
+        losses.append(value.item())
+        return value.item()
 
-        assert optimizer.step(closure) == losses[-1]
-    train(twin, plain, range(7))
-    assert len(losses) == 7
-    assert same(net, twin)
+    assert [optimizer.step(closure) for _ in range(3)] == losses
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize(("make", "fused"), [(sgd, False), (adamw, True)])
 def test_a_step_that_the_gradient_scaler_skips_is_none(make: Any, fused: bool) -> None:
     """pytorch 67590: schedule and optimizer disagree after a skipped step."""
     net, twin = network(), network()
@@ -249,38 +187,7 @@ def test_a_step_that_the_gradient_scaler_skips_is_none(make: Any, fused: bool) -
             assert p.requires_grad == q.requires_grad
 
 
-def test_a_call_with_found_inf_set_is_no_step() -> None:
-    net = network()
-    optimizer = adamw(net, fused=True)
-    before = copy.deepcopy(net.state_dict())
-    torch.autograd.backward(loss(net, 0))
-    optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
-    optimizer.step()
-    assert clock(optimizer) == 0
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
-    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
-    optimizer.step()
-    assert clock(optimizer) == 1
-
-
-@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
-def test_accumulation_counts_steps_and_not_batches(make: Make) -> None:
-    net, twin = network(torch.float64), network(torch.float64)
-    optimizer, plain = make(net), make(twin)
-    for t in range(7):
-        for part in (2 * t, 2 * t + 1):
-            torch.autograd.backward(loss(net, part) / 2)
-        optimizer.step()
-        optimizer.zero_grad()
-        torch.autograd.backward((loss(twin, 2 * t) + loss(twin, 2 * t + 1)) / 2)
-        plain.step()
-        plain.zero_grad()
-        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(p, q)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize("by_model", [True, False])
+@pytest.mark.parametrize(("set_to_none", "by_model"), [(True, True), (False, False)])
 def test_both_forms_of_zero_grad(set_to_none: bool, by_model: bool) -> None:
     """Stale or zero gradients of slow parts at a fast step move nothing."""
     net, twin = network(), network()
@@ -308,24 +215,7 @@ def test_zero_grad_never_called() -> None:
         torch.testing.assert_close(net.trunk.weight.detach(), at)
 
 
-def test_clipping_sees_the_gradients_of_the_step() -> None:
-    net, twin = network(), network()
-    optimizer, plain = sgd(net, k=1), torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
-    for each, by in ((net, optimizer), (twin, plain)):
-        for t in range(4):
-            torch.autograd.backward(loss(each, t))
-            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
-            by.step()
-            by.zero_grad()
-    assert same(net, twin)
-    slow = sgd(net)
-    train(net, slow, range(1))
-    torch.autograd.backward(loss(net, 1))
-    assert torch.nn.utils.clip_grad_norm_(net.trunk.parameters(), 1.0) == 0  # none are left over
-
-
-@pytest.mark.parametrize("make", [mrreg.MultirateSGD, mrreg.MultirateAdamW])
-@pytest.mark.parametrize("slow_lr", ["coupled", "per_gradient"])
+@pytest.mark.parametrize(("make", "slow_lr"), [(mrreg.MultirateSGD, "per_gradient"), (mrreg.MultirateAdamW, "coupled")])
 def test_a_tensor_as_lr(make: Any, slow_lr: str) -> None:
     net, twin = network(), network()
     ours = make(net, lr=torch.tensor(0.25), k=4, fast=net.head, slow_lr=slow_lr)
@@ -337,58 +227,20 @@ def test_a_tensor_as_lr(make: Any, slow_lr: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "rates"), [(sgd, 2), (hybrid, 3)])
-def test_a_compiled_model_has_as_many_graphs_as_rates(make: Make, rates: int) -> None:
+def test_a_compiled_model_has_as_many_graphs_as_rates() -> None:
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
     net, twin = network(), network()
-    optimizer, counter = make(net), CompileCounter()
+    optimizer, counter = hybrid(net), CompileCounter()
     compiled: Any = torch.compile(net, backend=counter)
     for t in range(9):
         torch.autograd.backward(loss(compiled, t))
         optimizer.step()
         optimizer.zero_grad()
-    plain = make(twin)
-    train(twin, plain, range(9))
-    assert counter.frame_count == rates
+    train(twin, hybrid(twin), range(9))
+    assert counter.frame_count == 3
     assert same(net, twin)
-
-
-@pytest.mark.parametrize("make", [sgd, adamw, hybrid])
-def test_the_default_device_of_the_moment_does_not_matter(make: Make) -> None:
-    net, twin = network(), network()
-    batches = [torch.randn(16, 4) for _ in range(9)]
-    for each, device in ((net, "meta"), (twin, "cpu")):
-        with torch.device(device):
-            optimizer = make(each)
-            for x in batches:
-                torch.autograd.backward(each(x).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
-            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-            assert optimizer.metrics()  # type: ignore[attr-defined]
-    assert same(net, twin)
-
-
-def test_autocast() -> None:
-    net = network()
-    optimizer = sgd(net)
-    for t in range(7):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            value = loss(net, t)
-        torch.autograd.backward(value)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert all(p.dtype == torch.float32 and p.isfinite().all() for p in net.parameters())
-
-
-def test_a_swa_average_over_a_cycle() -> None:
-    net = network()
-    optimizer = sgd(net)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    train(net, optimizer, range(7), lambda: average.update_parameters(net))
-    assert all(p.isfinite().all() for p in average.parameters())
 
 
 @UNSEEN
@@ -415,7 +267,7 @@ def test_complex_parameters() -> None:
 
 
 @UNSEEN
-@pytest.mark.parametrize("gradient", ["sync", "mean", "sum"])
+@pytest.mark.parametrize("gradient", ["sync", "mean"])
 def test_sparse_gradients(gradient: str) -> None:
     def run(sparse: bool) -> torch.Tensor:
         generator = torch.Generator().manual_seed(0)

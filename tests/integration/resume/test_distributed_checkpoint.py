@@ -40,10 +40,6 @@ def masked(make: Callable[[nn.Module], Optimizer], k: int = 3) -> Make:
     return pair
 
 
-def masked_sgd(net: nn.Module) -> Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-
-
 def masked_adamw(net: nn.Module) -> Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=0.01)
 
@@ -55,14 +51,11 @@ def both(net: nn.Module) -> Optimizer:
 CASES = {
     "sgd": multirate(sgd),
     "algorithm 2": multirate(lambda net: sgd(net, drift=False)),
-    "nesterov": multirate(lambda net: sgd(net, nesterov=True)),
     "no momentum": multirate(lambda net: sgd(net, momentum=0.0)),
-    "decay": multirate(lambda net: sgd(net, weight_decay=0.1)),
     "adamw": multirate(adamw),
     "gathered": multirate(lambda net: adamw(net, gradient="mean")),
     "three scales": multirate(hybrid),
-    "masks, sgd": masked(masked_sgd),
-    "masks, adamw": masked(masked_adamw),
+    "masks": masked(masked_adamw),
     "both": masked(both, k=2),
 }
 
@@ -95,7 +88,7 @@ def same_training(one: Pair, other: Pair, steps: range) -> None:
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_getters_move_nothing(make: Make) -> None:
     first = 0 if isinstance(make()[1], mrreg.Multirate) else 1  # torch's own optimizers get state that counts
-    for stop in range(first, 7):
+    for stop in (first, 2, 4):
         (net, optimizer), undisturbed = make(), make()
         train(net, optimizer, range(stop))
         train(*undisturbed, range(stop))
@@ -110,7 +103,7 @@ def test_getters_move_nothing(make: Make) -> None:
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_a_fresh_optimizer_goes_on_bit_for_bit(make: Make, tmp_path: Path) -> None:
-    for stop in (0, 1, 2, 3, 5):
+    for stop in (0, 2, 3):
         net, optimizer = make()
         train(net, optimizer, range(stop))
         save(net, optimizer, tmp_path / str(stop))
@@ -132,7 +125,7 @@ def test_a_load_in_mid_cycle_goes_on_bit_for_bit(name: str) -> None:
 
 
 def test_a_checkpoint_of_masks_is_that_of_the_plain_model(tmp_path: Path) -> None:
-    net, optimizer = CASES["masks, sgd"]()
+    net, optimizer = CASES["masks"]()
     train(net, optimizer, range(4))
     save(net, optimizer, tmp_path)
     plain = mrreg.unwrap(net)

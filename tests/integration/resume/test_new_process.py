@@ -57,31 +57,3 @@ def test_every_step_of_two_cycles_in_a_new_process(folder: Path, name: str) -> N
     for stop in STOPS:
         resumed = torch.load(folder / name / str(stop) / "result.pt", weights_only=True)
         assert not differing(undisturbed, resumed), stop
-
-
-SIZES = {  # tensors of a parameter's size beyond those of the base, per slow parameter
-    "masks, SGD": 0,
-    "masks, AdamW": 0,
-    "MultirateSGD": 0,
-    "Algorithm 2": 0,
-    "MultirateAdamW": 1,
-    "mean gradient": 2,
-    "Langevin": 0,
-    "masks and MultirateSGD": 0,
-    "masks and MultirateAdamW": 1,
-}
-
-
-@pytest.mark.parametrize(("name", "more"), SIZES.items())
-def test_size_of_the_saved_state(name: str, more: int) -> None:
-    """The model's is the plain one; the optimizer's has what the base has and the tensors of the README."""
-    run = Run(name)
-    run.train(range(5))
-    adam = "AdamW" in name or name == "mean gradient"
-    buffers = (3 if name == "masks, AdamW" else 2) if adam else 1
-    plain = sum(p.numel() for p in run.model.parameters())
-    slow = sum(p.numel() for n, p in run.model.named_parameters() if n.startswith("stem"))
-    saved = [v for own in run.optimizer.state_dict()["state"].values() for v in own.values() if isinstance(v, Tensor)]
-    assert sum(v.numel() for v in run.model.state_dict().values()) == plain
-    steps = len(list(run.model.parameters())) if adam else 0
-    assert sum(v.numel() for v in saved) == buffers * plain + more * slow + steps

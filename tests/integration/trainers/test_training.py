@@ -30,19 +30,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of the trainers, about themselves
     pytest.mark.filterwarnings("error::mrreg.errors.NoEffectWarning"),
 ]
-OPTIONS = {
-    "accumulation": Options(accumulate=2),
-    "clipping": Options(clip=0.05),
-    "bf16": Options(bf16=True),
-    "checkpointing": Options(checkpointing=True),
-    "statistics": Options(statistics="sync"),
-    "all": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, statistics="never"),
-    "all, groups": Options(accumulate=2, clip=0.05, bf16=True, checkpointing=True, groups=True),
-    "masks": Options(masks="mask"),
-    "thin": Options(masks="thin"),
-    "thin, all": Options(masks="thin", accumulate=2, clip=0.05, bf16=True),
-    "masks, all": Options(masks="mask", accumulate=2, clip=0.05, bf16=True, checkpointing=True),
-}
+ALL: dict[str, Any] = {"accumulate": 2, "clip": 0.05, "bf16": True}
+CASES: list[tuple[Any, Options]] = [
+    *((use, Options(**ALL, checkpointing=True, statistics="never")) for use in (accelerate, lightning, trainer)),
+    *((use, Options(masks="thin", **ALL)) for use in (accelerate, lightning, trainer_by_class)),
+    (trainer_by_class, Options(statistics="sync")),
+    (lightning, Options(**ALL, checkpointing=True, groups=True)),
+    (trainer, Options(masks="mask", **ALL, checkpointing=True)),
+]
 STOP = 4  # one step into the second cycle
 
 
@@ -53,13 +48,9 @@ def _forget_precision() -> Iterator[None]:
     forget_precision()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("use", [accelerate, lightning, trainer, trainer_by_class])
-def test_as_by_hand_and_resumed_in_mid_cycle(use: Any, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("use", "options"), CASES, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_as_by_hand_and_resumed_in_mid_cycle(use: Any, options: Options, tmp_path: Path) -> None:
     pytest.importorskip({"lightning": "lightning", "accelerate": "accelerate"}.get(use.__name__, "transformers"))
-    options = OPTIONS[name]
-    if options.groups and use is trainer_by_class:
-        pytest.skip("the Trainer passes a model on in the place of groups")
     undisturbed = use(options, tmp_path, STOP, False)
     assert len(undisturbed.seen) == options.accumulate * END
     assert all(p.requires_grad for p in undisturbed.parameters())

@@ -6,14 +6,12 @@ import math
 import pickle
 import re
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mrreg import LangevinSGD, Multirate
 
@@ -54,16 +52,14 @@ def noise(count: int = 1, **options: Any) -> Tensor:
     return torch.stack(forces)
 
 
-@pytest.mark.parametrize("foreach", [None, True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
 @pytest.mark.parametrize(
-    "options",
+    ("foreach", "dtype", "options"),
     [
-        {"momentum": 0},
-        {"momentum": 0.9},
-        {"momentum": 0.9, "weight_decay": 0.1},
-        {"momentum": 0, "weight_decay": 0.1, "maximize": True},
-        {"momentum": 0.5, "maximize": True},
+        (None, torch.float32, {"momentum": 0}),
+        (True, torch.float64, {"momentum": 0.9}),
+        (False, torch.bfloat16, {"momentum": 0.9, "weight_decay": 0.1}),
+        (None, torch.complex64, {"momentum": 0, "weight_decay": 0.1, "maximize": True}),
+        (True, torch.float32, {"momentum": 0.5, "maximize": True}),
     ],
 )
 def test_without_temperature_it_is_torch_sgd_bit_for_bit(
@@ -102,17 +98,12 @@ def test_every_step_is_the_written_one() -> None:
         torch.testing.assert_close(optimizer.state[theta]["momentum_buffer"], buffer, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("period", [1, 5])
+@pytest.mark.parametrize(("momentum", "period"), [(0.0, 5), (0.9, 1), (0.9, 5)])
 def test_size_of_the_noise(momentum: float, period: int) -> None:
     force = noise(momentum=momentum, lr=0.3, temperature=0.7, period=period)
     expected = math.sqrt(2 * (1 - momentum) * 0.7 / (0.3 * period))
     assert force.std().item() == pytest.approx(expected, rel=0.08)
     assert abs(force.mean().item()) < 4 * expected / math.sqrt(1000)
-
-
-def test_a_group_marked_slow_but_given_no_period_is_stepped_like_any_other() -> None:
-    assert torch.equal(noise(period=None), noise())
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"seed": 2**63}, {"period": 5}])
@@ -155,8 +146,9 @@ def by_file(optimizer: LangevinSGD) -> LangevinSGD:
     return other
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o)), by_file])
-@pytest.mark.parametrize("done", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("again", "done"), [(copy.deepcopy, 1), (lambda o: pickle.loads(pickle.dumps(o)), 3), (by_file, 0), (by_file, 3)]
+)
 def test_a_copy_goes_on_with_the_same_noise(again: Callable[[LangevinSGD], LangevinSGD], done: int) -> None:
     params, optimizer = new(seed=np.int64(7), temperature=np.float32(0.5))  # type: ignore[arg-type, unused-ignore]
     train(optimizer, done)
@@ -234,22 +226,6 @@ def test_closure_is_called_once_with_gradients_on_and_its_loss_returned() -> Non
     assert calls == [True]
 
 
-def test_hooks_run_once_and_schedulers_work() -> None:
-    _, optimizer = new()
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    seen = []
-    handles = [
-        optimizer.register_step_post_hook(lambda *_: seen.append("own")),
-        register_optimizer_step_post_hook(lambda *_: seen.append("global")),
-    ]
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=4)
-    train(optimizer, 1)
-    scheduler.step()
-    for handle in handles:
-        handle.remove()
-    assert sorted(seen) == ["global", "own"]
-
-
 def test_groups_have_their_own_options_and_names() -> None:
     layer = nn.Linear(2, 2)
     named: list[dict[str, Any]] = [{"params": [("w", layer.weight)], "temperature": 1}, {"params": [("b", layer.bias)]}]
@@ -265,22 +241,13 @@ NUMBER = "LangevinSGD: {} must be a number, {}, got {}."
 NOT_NEGATIVE = "finite and at least 0"
 
 REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
-    (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "None"), {"lr": None}),
     (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "'0.1'"), {"lr": "0.1"}),
     (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "True"), {"lr": True}),
-    (ValueError, "LangevinSGD: lr must be finite and at least 0, got -0.1.", {"lr": -0.1}),
     (ValueError, "LangevinSGD: lr must be finite and at least 0, got inf.", {"lr": math.inf}),
-    (RuntimeError, "a Tensor with 2 elements cannot be converted to Scalar", {"lr": torch.zeros(2)}),
     (ValueError, "LangevinSGD: lr must be finite and at least 0, got nan.", {"lr": torch.tensor(math.nan)}),
-    (TypeError, NUMBER.format("momentum", "in [0, 1)", "True"), {"momentum": True}),
     (ValueError, "LangevinSGD: momentum must be in [0, 1), got 1.", {"momentum": 1}),
-    (ValueError, "LangevinSGD: momentum must be in [0, 1), got -0.1.", {"momentum": -0.1}),
-    (TypeError, NUMBER.format("temperature", NOT_NEGATIVE, "Decimal('1')"), {"temperature": Decimal(1)}),
-    (ValueError, "LangevinSGD: temperature must be finite and at least 0, got nan.", {"temperature": math.nan}),
     (ValueError, "LangevinSGD: temperature must be finite and at least 0, got -1.", {"temperature": -1}),
-    (ValueError, "LangevinSGD: weight_decay must be finite and at least 0, got -1.", {"weight_decay": -1}),
     (TypeError, NUMBER.format("weight_decay", NOT_NEGATIVE, "None"), {"weight_decay": None}),
-    (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got None.", {"seed": None}),
     (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got 0.5.", {"seed": 0.5}),
     (ValueError, "LangevinSGD: seed must be a whole number, at least 0, got -1.", {"seed": -1}),
 ]
@@ -292,60 +259,11 @@ def test_refused_options(kind: type[Exception], message: str, options: dict[str,
         LangevinSGD([nn.Parameter(torch.zeros(1))], **options)
 
 
-@pytest.mark.parametrize("options", [{"temperature": -1}, {"momentum": 1.0}, {"lr": math.nan}])
-def test_a_refused_group_changes_nothing(options: dict[str, Any]) -> None:
-    p, q = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+def test_a_refused_group_changes_nothing() -> None:
+    optimizer = LangevinSGD([nn.Parameter(torch.zeros(1))])
     with pytest.raises(ValueError, match="LangevinSGD: "):
-        LangevinSGD([{"params": [p], **options}])
-    optimizer = LangevinSGD([p])
-    with pytest.raises(ValueError, match="LangevinSGD: "):
-        optimizer.add_param_group({"params": [q], **options})
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "momentum": 1.0})
     assert len(optimizer.param_groups) == 1
-    with pytest.raises(TypeError, match="param_group must be a dict"):
-        optimizer.add_param_group([q])  # type: ignore[arg-type]
-
-
-def parts(seed: int = 0, momentum: float = 0.9, drift: bool = True) -> tuple[list[nn.Parameter], Multirate]:
-    """Noise in a fast and in a slow part."""
-    params = [nn.Parameter(torch.ones(6)), nn.Parameter(torch.ones(6))]
-    bases = [LangevinSGD([p], lr=0.1, momentum=momentum, temperature=0.5, seed=seed + i) for i, p in enumerate(params)]
-    return params, Multirate([(bases[0], 1), (bases[1], 3)], drift=drift, model=nn.ParameterList(params[::-1]))
-
-
-@pytest.mark.parametrize("drift", [True, False])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("done", range(7))
-def test_as_a_base_it_resumes_at_every_step(done: int, momentum: float, drift: bool) -> None:
-    params, optimizer = parts(momentum=momentum, drift=drift)
-    train(optimizer, done, gaps=False)
-    others, other = parts(seed=5, momentum=momentum, drift=drift)
-    with torch.no_grad():
-        for p, q in zip(params, others, strict=True):
-            q.copy_(p)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    copied = copy.deepcopy(optimizer)
-    for resumed in (other, copied):
-        train(resumed, 5, done, gaps=False)
-    train(optimizer, 5, done, gaps=False)
-    for resumed in (other, copied):
-        found = [p for group in resumed.param_groups for p in group["params"]]
-        assert all(torch.equal(p, q) for p, q in zip(params, found, strict=True))
-    assert [group["noise_steps"] for group in other.param_groups] == [
-        group["noise_steps"] for group in optimizer.param_groups
-    ]
-
-
-def test_as_the_only_base_of_period_1_it_is_itself() -> None:
-    params, alone = new()
-    others, base = new()
-    optimizer = Multirate([(base, 1)])
-    for t in range(6):
-        train(alone, 1, t)
-        train(optimizer, 1, t)
-        assert all(torch.equal(p, q) for p, q in zip(params, others, strict=True))
 
 
 def test_fast_and_slow_parts_of_equal_seed_draw_different_noise() -> None:

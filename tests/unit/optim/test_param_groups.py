@@ -84,51 +84,17 @@ def test_both_given_together_cover_everything() -> None:
     assert parts(given) == parts(mrreg.split(model, slow=model.body))
 
 
-def test_groups_hold_the_tensors_themselves() -> None:
-    model = Net()
-    fast, slow = mrreg.split(model, fast="layer4")
-    assert fast["params"] == [model.layer4.weight]
-    assert all(type(p) is nn.Parameter for p in slow["params"])
-
-
 def test_a_mapping_makes_several_scales() -> None:
     groups = mrreg.split(Net(), slow={"embed": 25, "body": np.int64(5)})
     assert [(len(group["params"]), group["period"]) for group in groups] == [(4, 1), (4, 5), (1, 25)]
     assert all(type(group["period"]) is int for group in groups)
 
 
-def as_compiled(module: nn.Module) -> nn.Module:
-    return nn.ModuleDict({"_orig_mod": module})
-
-
-WRAPPED: list[Callable[[Net], nn.Module]] = [
-    nn.DataParallel,
-    as_compiled,
-    lambda m: nn.DataParallel(as_compiled(m)),
-]
-
-
-@pytest.mark.parametrize("wrap", WRAPPED)
 @pytest.mark.parametrize("fast", ["layer4", "layer4.weight", "layer?.weight", lambda name, p: name.startswith("layer")])
-def test_prefixes_of_wrappers_may_be_left_out(wrap: Callable[[Net], nn.Module], fast: Any) -> None:
+def test_prefixes_of_wrappers_may_be_left_out(fast: Any) -> None:
     model = Net()
-    plain, wrapped = mrreg.split(model, fast=fast), mrreg.split(wrap(model), fast=fast)
-    assert [group["params"] for group in plain] == [group["params"] for group in wrapped]
-
-
-@pytest.mark.slow  # importing the compiler takes seconds
-def test_names_in_a_compiled_model() -> None:
-    model = Net()
-    wrapped = torch.compile(model)
-    assert isinstance(wrapped, nn.Module)
-    for fast in ("layer4", "_orig_mod.layer4"):
-        assert mrreg.split(wrapped, fast=fast)[0]["params"] == [model.layer4.weight]
-
-
-def test_prefixes_of_wrappers_may_be_given() -> None:
-    model = Net()
-    (fast, _) = mrreg.split(nn.DataParallel(model), fast="module.layer4")
-    assert fast["params"] == [model.layer4.weight]
+    wrapped = mrreg.split(nn.DataParallel(nn.ModuleDict({"_orig_mod": model})), fast=fast)
+    assert [group["params"] for group in mrreg.split(model, fast=fast)] == [group["params"] for group in wrapped]
 
 
 def test_a_real_part_called_module_is_told_from_a_wrapper() -> None:
@@ -154,15 +120,6 @@ def test_existing_groups_keep_order_and_options() -> None:
     ]
 
 
-def test_given_groups_are_not_changed() -> None:
-    model = Net()
-    given = [{"params": [model.layer3.weight, model.layer4.weight], "lr": 0.1}]
-    groups = mrreg.split(given, fast=model.layer3.weight)
-    groups[0]["lr"] = 9.0
-    assert given == [{"params": [model.layer3.weight, model.layer4.weight], "lr": 0.1}]
-    assert groups[1]["lr"] == 0.1
-
-
 NAMED: list[Callable[[Net], Any]] = [
     lambda m: m.named_parameters(),
     lambda m: [{"params": list(m.named_parameters())}],
@@ -184,18 +141,6 @@ def test_parameters_without_names_can_be_chosen_by_object_and_predicate() -> Non
     by_predicate = mrreg.split(model.parameters(), slow=lambda name, p: p is not model.layer4.weight)
     assert by_object == by_predicate
     assert "param_names" not in by_object[0]
-
-
-def test_torch_takes_the_groups_with_their_names() -> None:
-    optimizer = torch.optim.SGD(mrreg.split(Net(), fast="out"), lr=0.1)
-    assert [group["param_names"][0] for group in optimizer.param_groups] == ["embed.weight", "body.0.weight"]
-
-
-def test_a_parameter_listed_twice_counts_once() -> None:
-    model = Net()
-    twice = [model.layer4.weight, model.layer3.bias, model.layer4.weight]
-    groups = mrreg.split(twice, fast=model.layer4)
-    assert [group["params"] for group in groups] == [[model.layer4.weight], [model.layer3.bias]]
 
 
 def test_frozen_parameters_are_placed_like_all_others() -> None:
@@ -250,10 +195,11 @@ KINDS = "split: {} must be names, patterns, modules, parameters or predicates, g
 NOTHING = "split: fast must be a choice of at least one parameter, got {}."
 ONCE = " An iterator such as model.parameters() is empty after its first use."
 
+SLOW = "split: slow must be "
+WHOLE = "must be a whole number, at least 1, got "
+STRANGE = "split: fast must be parameters of the model, got "
 REFUSED: list[tuple[type[Exception], str, Callable[[Net], dict[str, Any]]]] = [
-    (ValueError, NAMES + "'layer5'. Did you mean 'layer3', 'layer4'", lambda m: {"fast": "layer5"}),
     (ValueError, NAMES + "'layer5'. Did you mean 'layer3', 'layer4'", lambda m: {"fast": ["body", "layer5"]}),
-    (ValueError, NAMES + "'Layer4'. Did you mean 'layer", lambda m: {"fast": "Layer4"}),
     (ValueError, NAMES + "'q*'. There is: 'body', 'body.0',", lambda m: {"fast": "q*"}),
     (ValueError, NAMES + "''. There is: ", lambda m: {"fast": ""}),
     (ValueError, NAMES + "'body.1'. Did you mean 'body', 'body.0', 'body.2'", lambda m: {"fast": "body.1"}),
@@ -262,51 +208,23 @@ REFUSED: list[tuple[type[Exception], str, Callable[[Net], dict[str, Any]]]] = [
     (ValueError, NOTHING.format("'a ReLU'"), lambda m: {"fast": m.body[1]}),
     (ValueError, NOTHING.format("'a function'"), lambda m: {"fast": lambda name, p: False}),
     (TypeError, KINDS.format("fast", "3"), lambda m: {"fast": 3}),
-    (TypeError, KINDS.format("slow", "True"), lambda m: {"slow": [True]}),
     (TypeError, KINDS.format("fast", "None"), lambda m: {"fast": ["body", None]}),
-    (TypeError, KINDS.format("fast", "b'body'"), lambda m: {"fast": b"body"}),
     (TypeError, KINDS.format("fast", "<class 'torch.nn.modules.linear.Linear'>"), lambda m: {"fast": nn.Linear}),
     (TypeError, KINDS.format("fast", "{'body': 5}"), lambda m: {"fast": {"body": 5}}),
     (ValueError, "split: fast must be given, or slow, got None. Name what trains at every step: ", lambda m: {}),
-    (
-        ValueError,
-        "split: slow must be disjoint from what is already chosen, got 'body.0.bias'. Chosen twice: 'body.0.bias'.",
-        lambda m: {"fast": "body", "slow": "body.0.bias"},
-    ),
-    (ValueError, "Chosen twice: 'embed.weight'.", lambda m: {"fast": "out", "slow": "embed"}),
+    (ValueError, SLOW + "disjoint from what is already chosen, got 'body.0.bias'. Chosen twice: 'body.0.bias'.",
+     lambda m: {"fast": "body", "slow": "body.0.bias"}),
     (ValueError, "Chosen twice: 'body.0.bias', 'body.0.weight'.", lambda m: {"slow": {"body": 25, "body.0": 5}}),
-    (
-        ValueError,
-        "split: slow must be everything that is not fast, got ['embed', 'layer3']. "
-        "Left out: 'layer4.weight', 'out.bias'. Give fast or slow alone to have the rest in the other.",
-        lambda m: {"fast": "body", "slow": ["embed", "layer3"]},
-    ),
+    (ValueError, SLOW + "everything that is not fast, got ['embed', 'layer3']. Left out: 'layer4.weight', 'out.bias'.",
+     lambda m: {"fast": "body", "slow": ["embed", "layer3"]}),
     (ValueError, "split: fast must be some of the parameters, got 'all of them'. ", lambda m: {"fast": m}),
-    (ValueError, "split: slow must be some of the parameters, got 'all of them'. ", lambda m: {"slow": "*"}),
-    (ValueError, "split: slow must be a mapping with at least one entry, got {}.", lambda m: {"slow": {}}),
-    (TypeError, "split: slow['body'] must be a whole number, at least 1, got 2.5.", lambda m: {"slow": {"body": 2.5}}),
-    (
-        TypeError,
-        "split: slow['body'] must be a whole number, at least 1, got True.",
-        lambda m: {"slow": {"body": True}},
-    ),
-    (
-        TypeError,
-        "split: slow['body'] must be a whole number, at least 1, got None.",
-        lambda m: {"slow": {"body": None}},
-    ),
-    (ValueError, "split: slow['a Linear'] must be a whole number, at least 1, got 0.", lambda m: {"slow": {m.out: 0}}),
-    (
-        ValueError,
-        "split: fast must be parameters of the model, got 'a Linear'. Choose from the model or the groups",
-        lambda m: {"fast": nn.Linear(2, 2)},
-    ),
-    (
-        ValueError,
-        "split: fast must be parameters of the model, got 'a tensor of shape (2,)'.",
-        lambda m: {"fast": [m.out, nn.Parameter(torch.zeros(2))]},
-    ),
-]
+    (ValueError, SLOW + "some of the parameters, got 'all of them'. ", lambda m: {"slow": "*"}),
+    (ValueError, SLOW + "a mapping with at least one entry, got {}.", lambda m: {"slow": {}}),
+    (TypeError, f"split: slow['body'] {WHOLE}2.5.", lambda m: {"slow": {"body": 2.5}}),
+    (ValueError, f"split: slow['a Linear'] {WHOLE}0.", lambda m: {"slow": {m.out: 0}}),
+    (ValueError, STRANGE + "'a Linear'. Choose from the model or the groups", lambda m: {"fast": nn.Linear(2, 2)}),
+    (ValueError, STRANGE + "'a tensor of shape (2,)'.", lambda m: {"fast": [m.out, nn.Parameter(torch.zeros(2))]}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "message", "arguments"), REFUSED)
@@ -321,22 +239,14 @@ MADE_OF = "split: model must be all tensors, or all pairs of name and tensor, go
 
 REFUSED_MODELS: list[tuple[type[Exception], str, Callable[[Net], Any]]] = [
     (TypeError, "split: model must be a module, parameters or parameter groups, got 'a int'.", lambda m: 3),
-    (TypeError, "split: model must be a module, parameters or parameter groups, got None.", lambda m: None),
     (TypeError, "split: model must be a module, parameters or parameter groups, got 'body'.", lambda m: "body"),
-    (
-        TypeError,
-        "split: model must be a module, parameters or parameter groups, got 'a dict'.",
-        lambda m: existing(m)[0],
-    ),
+    (TypeError, "split: model must be a module, parameters or parameter groups, got 'a d", lambda m: existing(m)[0]),
     (TypeError, "split: model must be all groups with \"params\", or no groups, got 'a dict'.", lambda m: [{}]),
     (TypeError, 'split: model must be all groups with "params"', lambda m: [{"params": m.parameters()}, m.out.bias]),
     (TypeError, MADE_OF + "'a int'.", lambda m: [{"params": 3}]),
-    (TypeError, MADE_OF + "'a dict'.", lambda m: [m.out.bias, {}]),
     (TypeError, MADE_OF + "'a Linear'.", lambda m: [m.out]),
     (ValueError, "split: model must be something with parameters, got []. An iterator ends after use.", lambda m: []),
-    (ValueError, "split: model must be something with parameters, got 'a ReLU'.", lambda m: nn.ReLU()),
     (ValueError, UNNAMED, lambda m: m.parameters()),
-    (ValueError, UNNAMED, existing),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.optimizers import network, same, sgd, train
+from helpers.optimizers import network, sgd, train
 from torch import nn
 from torch.nn import Parameter
 
@@ -100,24 +100,6 @@ def test_slow_lr(form: Any) -> None:
     assert per_step(form(own, **given, model=net, slow_lr="per_gradient")) == [0.5, 0.1]
 
 
-def test_a_scheduler_scales_both_rates() -> None:
-    net = network()
-    optimizer = sgd(net, k=4, slow_lr="per_gradient")
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    train(net, optimizer, range(2), scheduler.step)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.025, 0.025]
-    assert per_step(optimizer) == [0.025, 0.00625]
-
-
-def test_one_gradient_moves_a_part_as_far_as_without_multirate_where_the_rate_is_per_gradient() -> None:
-    net, twin = network(torch.float64), network(torch.float64)
-    optimizer = sgd(net, k=3, slow_lr="per_gradient", momentum=0.0)
-    start = net.trunk.weight.detach().clone()
-    train(net, optimizer, range(3))
-    train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), range(1))
-    torch.testing.assert_close(net.trunk.weight.detach() - start, twin.trunk.weight.detach() - start)
-
-
 def nano_gpt(optimizer: mrreg.Multirate, t: int) -> None:
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * (1 - t / 20)
@@ -165,16 +147,6 @@ def test_a_rate_per_gradient_follows_the_period() -> None:
     assert per_step(optimizer) == [0.1, 0.02]
 
 
-def test_a_state_from_before_the_ratio_was_an_option_has_it_in_its_lr() -> None:
-    saved = copy.deepcopy(sgd(network(), k=2).state_dict())
-    saved["param_groups"][1]["lr"] = 0.05
-    for group in saved["param_groups"]:
-        del group["slow_lr"], group["phase"]
-    optimizer = sgd(network(), k=2, slow_lr="per_gradient")
-    optimizer.load_state_dict(saved)
-    assert per_step(optimizer) == [0.1, 0.05]
-
-
 class TestOneGroupScheduled:
     """A schedule that sets the lr of `param_groups[0]` alone leaves the slow part at its first rate."""
 
@@ -205,16 +177,7 @@ class TestOneGroupScheduled:
         train(net, optimizer, range(3))
 
 
-SINGLE_RATES: dict[str, Any] = {
-    "OneCycleLR": SCHEDULES["OneCycleLR"],
-    "CyclicLR": SCHEDULES["CyclicLR"],
-    "SWALR": SCHEDULES["SWALR"],
-    "by hand": lambda o: lambda: [group.update(lr=0.05) for group in o.param_groups],
-}
-
-
-@pytest.mark.parametrize("name", SINGLE_RATES)
-@pytest.mark.parametrize("slow", [0.01, "own groups"])
+@pytest.mark.parametrize(("name", "slow"), [("OneCycleLR", 0.01), ("CyclicLR", "own groups"), ("SWALR", 0.01)])
 def test_one_rate_for_all_groups_undoes_the_slow_one(name: str, slow: Any) -> None:
     net = network()
     groups: Any = net
@@ -223,9 +186,8 @@ def test_one_rate_for_all_groups_undoes_the_slow_one(name: str, slow: Any) -> No
         groups[1]["lr"] = 0.02
     options: dict[str, Any] = {"fast": "head", "slow_lr": slow} if groups is net else {"model": net}
     optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=2, momentum=0.9, **options)
-    schedule = SINGLE_RATES[name](optimizer)
     with pytest.warns(mrreg.NoEffectWarning, match="the slow part began with an lr of its own, and now all") as caught:
-        train(net, optimizer, range(12), schedule)
+        train(net, optimizer, range(12), SCHEDULES[name](optimizer))
     assert len(caught) == 1
 
 
@@ -248,17 +210,10 @@ def test_no_slow_part_warns_unless_k_is_1() -> None:
 
 def test_options_reach_the_base() -> None:
     net = network()
-    optimizer = mrreg.MultirateSGD(
-        net, lr=0.1, fast=net.head, momentum=0.9, nesterov=True, maximize=True, foreach=False
-    )
-    for group in optimizer.param_groups:
-        assert group["momentum"] == 0.9
-        assert group["nesterov"] is group["maximize"] is True
-        assert group["foreach"] is False
-    adamw = mrreg.MultirateAdamW(net, fast=net.head, betas=(0.8, 0.9), eps=1e-3, amsgrad=True)
-    assert adamw.param_groups[1]["betas"] == (0.8, 0.9)
-    assert adamw.param_groups[1]["eps"] == 1e-3
-    assert adamw.defaults["amsgrad"] is True
+    groups = mrreg.MultirateSGD(net, fast="head", momentum=0.9, nesterov=True, maximize=True).param_groups
+    assert all(group["momentum"] == 0.9 and group["nesterov"] and group["maximize"] for group in groups)
+    adamw = mrreg.MultirateAdamW(net, fast="head", betas=(0.8, 0.9), amsgrad=True)
+    assert (adamw.param_groups[1]["betas"], adamw.defaults["amsgrad"]) == ((0.8, 0.9), True)
 
 
 net = nn.Linear(2, 2)
@@ -266,36 +221,25 @@ other = Parameter(torch.ones(1))
 FIT: dict[str, Any] = {"params": [net.weight, net.bias], "fast": net.bias, "model": net}
 REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"k": 0}, "k must be a whole number, at least 1, got 0"),
-    (ValueError, {"k": -1}, "k must be"),
     (TypeError, {"k": 2.0}, "k must be a whole number.*2.0"),
-    (TypeError, {"k": "5"}, "k must be a whole number.*'5'"),
     (TypeError, {"k": True}, "k must be a whole number.*True"),
-    (TypeError, {"k": None}, "k must be a whole number.*None"),
     (ValueError, {"lr": -0.1}, "Invalid learning rate: -0.1"),  # torch checks what is torch's
     (ValueError, {"slow_lr": "fast"}, "slow_lr must be a number or one of .*'fast'"),
     (ValueError, {"slow_lr": -1.0}, "slow_lr must be at least 0"),
     (TypeError, {"slow_lr": None}, "slow_lr must be a number"),
-    (TypeError, {"drift": "yes"}, "drift must be True or False, got 'yes'"),
-    (ValueError, {"gradient": "max"}, "gradient must be one of"),
     (TypeError, {"params": net.weight}, "params must be a module, parameters"),
     (ValueError, {"params": nn.ReLU(), "fast": None}, "params must be something with parameters"),
     (TypeError, {"model": [net]}, "model must be the nn.Module with all slow parameters, got 'list'"),
     (
         TypeError,
         {"model": None},
-        "model must be the nn.Module with all .* got 'NoneType'. Give it as model=, or to Mult",
+        "model must be the nn.Module with all .* got 'NoneType'. Give it as model=",
     ),
     (ValueError, {"model": nn.Linear(2, 2)}, "model must be the module that holds all slow parameters, got .* without"),
     (ValueError, {"params": net, "model": nn.Sequential(net)}, "model must be left out where params is a module"),
-    (TypeError, {"params": None}, "params must be a module, parameters"),
-    (
-        ValueError,
-        {"params": [], "fast": None},
-        "params must be something with parameters, got .*iterator ends after use",
-    ),
+    (ValueError, {"params": [], "fast": None}, "params must be something .* got .*iterator ends after use"),
     (ValueError, {"fast": []}, "fast must be a choice of at least one parameter"),
     (ValueError, {"fast": other}, r"fast must be parameters of the model"),
-    (TypeError, {"fast": 3}, "fast must be"),
     (ValueError, {"fast": [net.weight, net.bias]}, "fast must be some of the parameters"),
     (ValueError, {"params": [{"params": [net.weight], "period": 5}, {"params": [net.bias]}]}, "fast must be left out"),
     (ValueError, {"params": [{"params": [net.weight], "period": None}], "fast": None}, "1 for the fastest part"),
@@ -311,31 +255,12 @@ def test_refused(form: Any, kind: type[Exception], options: dict[str, Any], mess
     assert net.weight.requires_grad
 
 
-def test_positional_arguments_are_those_of_the_issue() -> None:
-    a, b = network(), network()
-    first = mrreg.MultirateSGD(a, 0.1, 3, a.head, momentum=0.9)
-    second = sgd(b)
-    train(a, first, range(5))
-    train(b, second, range(5))
-    assert same(a, b)
-
-
-@pytest.mark.parametrize("form", BOTH)
-def test_numpy_numbers_become_pythons(form: Any) -> None:
+def test_numpy_numbers_become_pythons() -> None:
     """A checkpoint with NumPy's own could not be loaded with weights_only=True."""
     net = network()
-    number = np.float32(0.25)
-    for slow_lr in ("per_gradient", number):
-        optimizer = form(net, lr=0.25, k=np.int32(4), fast=net.head, slow_lr=slow_lr)
-        kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
-        assert kinds <= {int, float, bool, str, list, tuple, type(None)}
-
-
-def test_a_numpy_period_set_by_hand_becomes_pythons() -> None:
-    net = network()
-    optimizer = sgd(net, k=2)
+    optimizer = mrreg.MultirateSGD(net, lr=0.25, k=np.int32(2), fast=net.head, slow_lr=np.float32(0.25))
     optimizer.param_groups[1]["period"] = np.int64(4)
     train(net, optimizer, range(3))
     kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
-    assert kinds <= {int, float, bool, str, list, type(None)}
+    assert kinds <= {int, float, bool, str, list, tuple, type(None)}
     assert optimizer.param_groups[1]["next_sync"] == 4
