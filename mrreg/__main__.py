@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mrreg
-from mrreg.errors import check, check_share, check_type, invalid_argument, unknown_name
+from mrreg.errors import check, check_share, check_type, invalid_argument
 
 try:
     import typer
@@ -61,16 +61,11 @@ def _one_line_errors() -> Iterator[None]:
 def _made(argument: str, path: str) -> Any:
     """Return what the factory `module:name` makes, or what stands there."""
     module, _, name = path.partition(":")
-    check(module and name, "mrreg", argument, "module:factory", path)
     try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        rule = "module:factory with a module that can be imported"
+        made = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        rule = "module:factory that can be imported"
         raise invalid_argument(ValueError, "mrreg", argument, rule, path, f"{error}.") from error
-    if not hasattr(found, name):
-        names = [each for each in vars(found) if not each.startswith("_")]
-        raise unknown_name("mrreg", argument, f"something in {module}", name, names)
-    made = getattr(found, name)
     return made() if callable(made) and not isinstance(made, nn.Module) else made
 
 

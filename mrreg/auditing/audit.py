@@ -1,6 +1,6 @@
 """Estimate before training the saving of multirate training."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import torch
@@ -30,15 +30,19 @@ class Audit(dict[str, Any]):
     def speedup(self, k: int) -> float:
         """Return how many times faster training gets with a slow gradient at every k-th step, k at least 1."""
         full, fast = (Cost(**self["seconds"][step]) for step in ("full", "fast"))
-        return _speedup(full, fast, check_int("Audit.speedup", "k", k))
+        # a measurement may be off, but only the backward pass of slow parts is ever saved
+        back = full.backward + full.update
+        rest = min(max(sum(fast) - full.forward, 0.0), back)  # all beyond a full step's forward counts as backward
+        predicted = expected_speedup_from_costs(full.forward, back, rest, check_int("Audit.speedup", "k", k))
+        return min(predicted, 1 + full.backward / full.forward) if full.forward else predicted
 
 
 def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable[[Any], Tensor] | None = None) -> Audit:
     """Measure, before training, what `fast` would save, and say what stands in the way.
 
-    A few forward and backward passes are run in turns, with gradients for all parameters, for the fast ones alone and
-    for other fast sets; the cost of a step of SGD with momentum is measured too. With F, B, U for the seconds of
-    forward, backward and update, and F', B', U' for those of a step in which only the fast part gets a gradient,
+    A few forward and backward passes are run in turns, with gradients for all parameters and for the fast ones alone;
+    the cost of a step of SGD with momentum is measured too. With F, B, U for the seconds of forward, backward and
+    update, and F', B', U' for those of a step in which only the fast part gets a gradient,
 
         speed-up(k) = k (F + B + U) / (F + B + U + (k - 1) (F' + B' + U')),    at most 1 + B / F
 
@@ -59,8 +63,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
         else activations kept and gradients). "periods": speed-up and bytes for k in 2, 3, 5, 10. "reached": modules
         that are not fast and that the fast part's backward goes through, "reached_share" their share of the FLOPs,
         "forced_by" the names of the fast parameter behind it, that farthest from the loss. "batch_norm", "dropout":
-        such layers in the slow part. "candidates": the last 1, 2 and 4 blocks and half of them as other fast sets,
-        with their speed-ups. "advice": sentences. `report.speedup(k)` works for any k.
+        such layers in the slow part. "advice": sentences. `report.speedup(k)` works for any k.
 
     Raises:
         TypeError: If an argument is of another kind.
@@ -127,17 +130,14 @@ def _report(step: Pass, fast: Set[Tensor]) -> Audit:
     part = step.trace(fast)
     remedy = "Choose a part that a gradient reaches; under activation checkpointing set use_reentrant=False."
     check(part.arrived, WHERE, "fast", "a part that the loss depends on", "one that it does not", remedy)
-    candidates = _candidates(step.model, full.arrived)
-    costs = step.compare({"full": everything, "fast": fast} | candidates)
+    costs = step.compare({"full": everything, "fast": fast})
     sizes = {"full": step.bytes(everything), "fast": step.bytes(fast)}
-    speedups = {name: {k: _speedup(costs["full"], costs[name], k) for k in PERIODS} for name in costs}
-    means = {k: round((sizes["full"] + (k - 1) * sizes["fast"]) / k) for k in PERIODS}
     report = Audit(
         model=type(step.model).__name__,
         device=str(step.device),
         threads=torch.get_num_threads(),
         **_parts(step, fast, full),
-        seconds={name: costs[name]._asdict() for name in sizes},
+        seconds={name: cost._asdict() for name, cost in costs.items()},
         bytes=sizes,
         **_reached(step.model, fast, part),
         inputs_need_gradient=any(each.requires_grad for each in tensors_in((step.args, step.kwargs))),
@@ -145,12 +145,9 @@ def _report(step: Pass, fast: Set[Tensor]) -> Audit:
     report["flops"] = {"forward": sum(full.flops.values()), "backward": full.backward_flops}
     report["flops"]["fast_backward"] = part.backward_flops
     report["periods"] = [
-        {"k": k, "speedup": x, "peak_bytes": sizes["full"], "mean_bytes": means[k]} for k, x in speedups["fast"].items()
-    ]
-    report["candidates"] = [
-        {"fast": list(names), "parameters": _entries(members), "yours": members == fast}
-        | {"speedup": {str(k): x for k, x in speedups[names].items()}}
-        for names, members in candidates.items()
+        {"k": k, "speedup": report.speedup(k), "peak_bytes": sizes["full"]}
+        | {"mean_bytes": round((sizes["full"] + (k - 1) * sizes["fast"]) / k)}
+        for k in PERIODS
     ]
     report["advice"] = list(advice(report))
     return report
@@ -192,35 +189,5 @@ def _reached(model: nn.Module, fast: Set[Tensor], part: Trace) -> dict[str, Any]
     return {"reached": reached, "reached_share": share, "forced_by": farthest if reached else []}
 
 
-def _candidates(model: nn.Module, arrived: list[Tensor]) -> dict[tuple[str, ...], Set[Tensor]]:
-    """Return a few fast sets that end at the loss: the last 1, 2 and 4 blocks and half of them."""
-    places = {p: place for place, p in enumerate(arrived)}  # 0 is next to the loss
-    names = _blocks("", model, set(places))
-    members = {name: places.keys() & set(model.get_submodule(name).parameters()) for name in names}
-    blocks = sorted(members, key=lambda name: min(places[p] for p in members[name]))
-    sets = [blocks[:count][::-1] for count in sorted({1, 2, 4, len(blocks) // 2} - {0}) if count < len(blocks)]
-    return {tuple(names): set().union(*(members[name] for name in names)) for names in sets}
-
-
-def _blocks(prefix: str, module: nn.Module, trained: Set[Tensor]) -> Iterator[str]:
-    """Yield names of children that train; one with over half of the model's parameters is opened."""
-    for name, child in module.named_children():
-        own = trained & set(child.parameters())
-        if 2 * _entries(own) > _entries(trained) and any(True for _ in child.children()):
-            yield from _blocks(f"{prefix}{name}.", child, trained)
-        elif own:
-            yield f"{prefix}{name}"
-
-
 def _entries(tensors: Iterable[Tensor]) -> int:
     return sum(p.numel() for p in tensors)
-
-
-def _speedup(full: Cost, fast: Cost, k: int) -> float:
-    """Predict the speed-up; all that a fast step costs beyond a full step's forward counts as its backward.
-
-    A measurement may be off, but only the backward pass of slow parts is ever saved.
-    """
-    back = full.backward + full.update
-    predicted = expected_speedup_from_costs(full.forward, back, min(max(sum(fast) - full.forward, 0.0), back), k)
-    return min(predicted, 1 + full.backward / full.forward) if full.forward else predicted

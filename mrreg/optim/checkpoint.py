@@ -45,7 +45,7 @@ def fitted(
     for i, (base, current, group) in enumerate(zip(owners, groups, saved["param_groups"], strict=True)):
         argument = f"state_dict['param_groups'][{i}]"
         _check_group(where, argument, current, group)
-        merged.append(_missing_options(current, group) | group)
+        merged.append({key: current[key] for key in FIXED} | initial_clock(current["phase"]) | group)
         for p, key in zip(current["params"], group["params"], strict=True):
             _check_state(where, argument, base, p, saved["state"].get(key) or {}, state.get(p))
     _check_clock(where, merged)
@@ -90,12 +90,6 @@ def _divided_as(groups: list[Group], saved: dict[str, Any], layouts: Iterable[La
     return {"state": state, "param_groups": divided}
 
 
-def _missing_options(current: Group, saved: Group) -> Group:
-    """Return options, with values, that a saved group may lack: it is of a base optimizer, or older than an option."""
-    older = {"slow_lr": "coupled"} if "clock" in saved else {}  # "lr" was divided by the period before it was saved
-    return {key: current[key] for key in FIXED} | older | initial_clock(current["phase"])
-
-
 def _check_group(where: str, argument: str, current: Group, saved: Group) -> None:
     """Refuse other parts than those at construction, and options of another optimizer."""
     sizes = len(current["params"]), len(saved["params"])
@@ -109,7 +103,14 @@ def _check_group(where: str, argument: str, current: Group, saved: Group) -> Non
     check(period == own, where, argument, f"saved with period {own}", period, remedy)
     for key in ("phase", "drift"):
         value = saved.get(key, current[key])
-        check(value == current[key], where, argument, f"saved with {key}={current[key]}", value, REBUILD)
+        check(
+            type(value) is type(current[key]) and value == current[key],
+            where,
+            argument,
+            f"saved with {key}={current[key]}",
+            value,
+            REBUILD,
+        )
     for key, words in (("gradient", GRADIENTS), ("slow_lr", SLOW_LR)):
         word = saved.get(key, current[key])
         check(word in words, where, f"{argument}[{key!r}]", f"one of {words}", word)

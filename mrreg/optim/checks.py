@@ -62,7 +62,9 @@ def _check_base(where: str, argument: str, base: object) -> None:
 
 def check_periods(where: str, groups: list[Group]) -> None:
     """Refuse periods unless they are whole numbers, the fastest is 1, and each divides the next slower one."""
-    periods = sorted({check_int(where, f"param_groups[{i}]['period']", g["period"]) for i, g in enumerate(groups)})
+    for i, group in enumerate(groups):  # NumPy's numbers could not be loaded with weights_only=True
+        group["period"] = check_int(where, f"param_groups[{i}]['period']", group["period"])
+    periods = sorted({group["period"] for group in groups})
     remedy = "Something must move at every step: give one part period 1."
     check(periods[0] == 1, where, "period", "1 for the fastest part", periods, remedy)
     for finer, coarser in pairwise(periods):

@@ -50,17 +50,6 @@ def describe_position(group: Group) -> str:
     return f"{group['clock'] - group['last_sync']} of {group['next_sync'] - group['last_sync']}"
 
 
-def cycle_length(group: Group) -> int:
-    """Return the number of steps that a gradient of the group serves: the present one, or the next where it is due."""
-    return int(group["period"] if is_due(group) else group["next_sync"] - group["last_sync"])
-
-
-def lr_per_step(group: Group) -> float:
-    """Return the step size of a group at one step."""
-    lr = float(group["lr"])
-    return lr / cycle_length(group) if group["slow_lr"] == "per_gradient" else lr
-
-
 def has_gradient(groups: list[Group]) -> bool:
     """Return True if any parameter has a gradient."""
     for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one

@@ -83,15 +83,8 @@ class LangevinSGD(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch; its options are checked like those of the constructor."""
-        if isinstance(param_group, dict):
-            param_group |= _checked({**self.defaults, **param_group})
+        param_group |= _checked({**self.defaults, **param_group})
         super().add_param_group(param_group)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # a checkpoint of torch.optim.SGD has no temperature
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
 
     @overload
     def step(self, closure: None = None) -> None: ...

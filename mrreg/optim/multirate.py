@@ -11,14 +11,14 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from mrreg.distributed.checks import check_model as check_wrappers
-from mrreg.errors import invalid_argument, invalid_state
+from mrreg.errors import invalid_argument, invalid_state, quoted
 from mrreg.optim import checkpoint
 from mrreg.optim.checks import check_parts, check_periods, initial_groups
 from mrreg.optim.clock import asks_for_state_only, has_gradient, is_due, next_syncs
 from mrreg.optim.diagnostics import Diagnostics, check_use
 from mrreg.optim.flags import Flags, check_model, is_switched
 from mrreg.optim.metrics import collect_metrics, describe, divide
-from mrreg.optim.part import Part, own_entries, prefixes, rebuild, state_for_bases
+from mrreg.optim.part import Part, rebuild, state_for_bases
 
 
 class Multirate(Optimizer):
@@ -103,9 +103,8 @@ class Multirate(Optimizer):
         for group, added in entries:
             group |= added
         super().__init__([group for group, _ in entries], {key: bases[0].defaults[key] for key in shared})
-        for base, prefix in zip(bases, prefixes(len(bases)), strict=True):
-            with own_entries(self.state, prefix):
-                self.state.update(base.state)
+        for base in bases:
+            self.state.update(base.state)
         self._drift = drift
         self._layouts: list[checkpoint.Layout] = [] if model is None else [[list(model.parameters())]]
         self._begin(bases, model)
@@ -114,10 +113,9 @@ class Multirate(Optimizer):
 
     def _begin(self, bases: list[Optimizer], model: nn.Module | None = None) -> None:
         """Set up the attributes that are not saved."""
-        self._bases = [Part(*each, self.state, self._drift) for each in zip(bases, prefixes(len(bases)), strict=True)]
+        self._bases = [Part(base, self.state, self._drift) for base in bases]
         self._flags = Flags(type(self).__name__, self.param_groups, model)
         self._diagnostics = Diagnostics(self.param_groups)
-        self._periods: list[int] = []  # that were checked last
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -168,9 +166,10 @@ class Multirate(Optimizer):
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             problem = "a CUDA graph would repeat one step of the cycle forever, and the clock would stop"
             raise invalid_state(f"{where}.step", problem, "Capture the model and not the optimizer.")
-        self._check_periods()
         now = groups[0]["clock"]
         due = [group for group in groups if is_due(group)]
+        if any(group["period"] != 1 for group in due):  # it may have been changed
+            check_periods(where, groups)
         ends = next_syncs(groups, due, now)
         if any(part.lacks_direction() for part in self._bases):  # as in a warm-up from 0: the next step may have a rate
             ends = dict.fromkeys(ends, now + 1)
@@ -178,18 +177,13 @@ class Multirate(Optimizer):
         self._diagnostics.step(where, groups, due)
         for part in self._bases:
             part.advance(self.state, ends, now)
+        if now == 0 and len(self._bases) > 1 and (counts := [key for key in self.state if isinstance(key, str)]):
+            problem = f"a part keeps {quoted(counts)} for all its parameters, which the parts would share"
+            raise invalid_state(f"{where}.step", problem, "Use this optimizer alone, with periods in its groups.")
         for group in due:
             group["last_sync"], group["next_sync"] = now, ends[id(group)]
         for group in groups:
             group["clock"] = now + 1
-
-    def _check_periods(self) -> None:
-        periods = [group["period"] for group in self.param_groups]
-        if periods != self._periods:
-            check_periods(type(self).__name__, self.param_groups)
-            for group in self.param_groups:
-                group["period"] = int(group["period"])  # NumPy's could not be loaded with weights_only=True
-            self._periods = periods
 
     @property
     def due(self) -> tuple[bool, ...]:
@@ -199,10 +193,9 @@ class Multirate(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return numbers for a logger: steps done, share of entries that are due, and some for each part ("part0", …).
 
-        These are: due (1 or 0), period, phase (steps since the last gradient), and with drift the Euclidean norm of one
-        step's motion. Where parameters are sharded, all ranks must call this.
+        These are: due (1 or 0), period, phase (steps since the last gradient).
         """
-        return collect_metrics(divide(self._bases), self.state, self._drift)
+        return collect_metrics(divide(self._bases))
 
     def __repr__(self) -> str:
         first = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from mrreg.distributed.sharding import any_nonzero, local_all
 from mrreg.errors import quoted
-from mrreg.optim.clock import Group, cycle_length, is_due, is_zero
+from mrreg.optim.clock import Group, is_due, is_zero
 from mrreg.optim.langevin import LangevinSGD
 
 DIRECTION = "direction"  # to drift along, where no buffer of the base is one
@@ -23,7 +23,6 @@ GATHERED = "gathered"  # sum of the gradients since the last sync step
 RESTING = "resting"  # set on a parameter that had no gradient at its last sync step
 OURS = {DIRECTION, GATHERED, RESTING}  # what is added to a base's state of a parameter
 BUFFER = "momentum_buffer"
-PREFIX = "part "
 BUFFERED = (torch.optim.SGD, LangevinSGD)  # exact types: subclasses may do anything with their buffer
 
 State = defaultdict[Tensor, Any]
@@ -32,9 +31,9 @@ State = defaultdict[Tensor, Any]
 class Part:
     """Steps a base on the groups that are due and moves the others along their directions."""
 
-    def __init__(self, base: Optimizer, prefix: str, state: State, drift: bool) -> None:
+    def __init__(self, base: Optimizer, state: State, drift: bool) -> None:
         base.state = state  # one source of truth for all bases
-        self.base, self._prefix, self._drift = base, prefix, drift
+        self.base, self._drift = base, drift
         step: Any = type(base).step
         self._base_step = step.__wrapped__ if getattr(step, "hooked", False) else step  # without torch's profiler
 
@@ -43,7 +42,8 @@ class Part:
         groups = self.base.param_groups
         rates = [(group, group["lr"]) for group in groups if group["slow_lr"] == "per_gradient"]
         for group, lr in rates:  # for this step only, so that schedules find in "lr" what they have set
-            group["lr"] = lr / (ends[id(group)] - now if id(group) in ends else cycle_length(group))
+            begin, end = (now, ends[id(group)]) if id(group) in ends else (group["last_sync"], group["next_sync"])
+            group["lr"] = lr / (end - begin)
         try:
             for group in groups:
                 if id(group) not in ends:
@@ -111,12 +111,11 @@ class Part:
         base, own = self.base, self.base.param_groups
         base.state, base.param_groups = state, groups  # the user may have replaced the state
         try:
-            with own_entries(state, self._prefix):
-                for hook in base._optimizer_step_pre_hooks.values():
-                    hook(base, (), {})
-                self._base_step(base)
-                for hook in base._optimizer_step_post_hooks.values():
-                    hook(base, (), {})
+            for hook in base._optimizer_step_pre_hooks.values():
+                hook(base, (), {})
+            self._base_step(base)
+            for hook in base._optimizer_step_post_hooks.values():
+                hook(base, (), {})
         finally:
             base.param_groups = own
         base._opt_called = True  # type: ignore[attr-defined]  # a scheduler of the base asks whether it has stepped
@@ -163,23 +162,6 @@ def rebuild(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
 def state_for_bases(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """Leave out the state in which a base finds nothing of its own: Adam refuses one that is not empty."""
     return defaultdict(dict, {p: each for p, each in state.items() if isinstance(p, str) or each.keys() - OURS})
-
-
-def prefixes(count: int) -> list[str]:
-    """Return what the entries of each base that belong to no parameter begin with: nothing where there is one base."""
-    return [f"{PREFIX}{i}: " if count > 1 else "" for i in range(count)]
-
-
-@contextmanager
-def own_entries(state: Any, prefix: str) -> Iterator[None]:
-    """Let a base among several find what it has put into the state itself, beside that of parameters: a step count."""
-    for key in [key for key in state if prefix and isinstance(key, str) and key.startswith(prefix)]:
-        state[key.removeprefix(prefix)] = state.pop(key)
-    try:
-        yield
-    finally:
-        for key in [key for key in state if prefix and isinstance(key, str) and not key.startswith(PREFIX)]:
-            state[prefix + key] = state.pop(key)
 
 
 def buffer_is_direction(base: Optimizer, group: Group) -> bool:

@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from mrreg.errors import check, check_type, invalid_state
 from mrreg.optim.clock import is_due
@@ -23,37 +21,23 @@ STATISTICS = ("every", "sync", "never")
 class StatisticsGate:
     """Hooks around the forward of one layer, which is as its user left it before and after."""
 
-    def __init__(self, policy: str = "every") -> None:
-        self.policy = policy
+    def __init__(self, policy: str = "") -> None:
+        self.policy = policy  # none in a copy of the model
         self.moves = True  # statistics move in training
-        self.handles: list[RemovableHandle] = []
-        self._kept: dict[str, Tensor] = {}  # buffers that are not to move in the forward in progress
-        self._off = ""  # name of the attribute that is False for the forward in progress
+        self._switch = "training" if policy == "never" else "track_running_stats"
+        self._is_off = False
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
         """Set the layer for one forward; in evaluation mode there is nothing to set."""
-        recomputes = not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1  # inside a backward
-        if self.policy == "sync" and self.moves and recomputes:
-            # Checkpointing compares what forward and recomputation save, so the layer computes the same on copies.
-            self._kept = {name: buffer for name, buffer in layer._buffers.items() if buffer is not None}
-            layer._buffers.update({name: buffer.clone() for name, buffer in self._kept.items()})
-        name = "training" if self.policy == "never" else "track_running_stats"
-        if layer.training and not self.moves and getattr(layer, name):
-            setattr(layer, name, False)
-            self._off = name
+        self._is_off = layer.training and not self.moves and getattr(layer, self._switch)
+        if self._is_off:
+            setattr(layer, self._switch, False)
 
     def after(self, layer: _BatchNorm, *_: Any) -> None:
         """Set it back, even if the forward failed."""
-        layer._buffers.update(self._kept)
-        self._kept = {}
-        if self._off:
-            setattr(layer, self._off, True)
-            self._off = ""
-
-    def remove(self) -> None:
-        """Give the layer back to torch."""
-        while self.handles:
-            self.handles.pop().remove()
+        if self._is_off:
+            setattr(layer, self._switch, True)
+        self._is_off = False
 
     def __reduce__(self) -> tuple[type["StatisticsGate"], tuple[()]]:
         return StatisticsGate, ()  # no optimizer drives a copy of the model
@@ -69,10 +53,10 @@ class Statistics(ExitStack):
         self._gates = [(StatisticsGate(policy), owners) for _, _, owners in found]
         for (gate, _), (_, layer, _) in zip(self._gates, found, strict=True):
             after = layer.register_forward_hook(gate.after, always_call=True)
-            gate.handles = [layer.register_forward_pre_hook(gate.before), after]
-            end = weakref.finalize(optimizer, gate.remove)
-            end.atexit = False
-            self.callback(end)
+            for hook in (layer.register_forward_pre_hook(gate.before), after):
+                end = weakref.finalize(optimizer, hook.remove)
+                end.atexit = False
+                self.callback(end)
         self.callback(optimizer.register_step_post_hook(self._set_phase).remove)
         self.callback(optimizer.register_load_state_dict_post_hook(self._set_phase).remove)
         self._set_phase(optimizer)
@@ -98,7 +82,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
 
     With "every" and "sync" b normalizes the batch; with "never" r does: a frozen BatchNorm whose weight and bias train.
     With "sync" r averages over the same number of updates, hence over k times as many steps. Where activation
-    checkpointing repeats a forward, r moves once with "sync", and twice with "every", as in torch.
+    checkpointing repeats a forward, r moves again, as in torch.
 
     A layer is slow if all its parameters had a period above 1 at construction; its sync steps are those of any of them.
     A layer without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in
@@ -172,6 +156,6 @@ def _has_statistics(name: str, layer: nn.Module) -> bool:
     if is_lazy(layer.running_mean):
         raise invalid_state(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
     gates = [getattr(hook, "__self__", None) for hook in layer._forward_pre_hooks.values()]
-    if any(isinstance(gate, StatisticsGate) and gate.handles for gate in gates):
+    if any(isinstance(gate, StatisticsGate) and gate.policy for gate in gates):
         raise invalid_state(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")
     return True

@@ -106,11 +106,6 @@ def sgd(net: nn.Module) -> Optimizer:
     return mrreg.MultirateSGD(mrreg.split(net, fast=head(net)), lr=0.1, k=K, momentum=0.9, weight_decay=0.01, model=net)
 
 
-def nesterov(net: nn.Module) -> Optimizer:
-    groups = mrreg.split(net, fast=head(net))
-    return mrreg.MultirateSGD(groups, lr=0.1, k=K, momentum=0.9, weight_decay=0.01, nesterov=True, model=net)
-
-
 def algorithm2(net: nn.Module) -> Optimizer:
     return mrreg.MultirateSGD(mrreg.split(net, fast=head(net)), lr=0.1, k=K, momentum=0.9, drift=False, model=net)
 
@@ -148,18 +143,7 @@ def whole(net: nn.Module) -> Optimizer:
     return mrreg.MultirateSGD(net, lr=0.1, k=K, fast=head(net), momentum=0.9, weight_decay=0.01)
 
 
-def three_groups(net: nn.Module) -> Optimizer:
-    fast, middle, slow = mrreg.split(net, fast=head(net), slow={layer_of(net, 2): 2, layer_of(net, 0): 4})
-    return mrreg.MultirateAdamW([fast, middle, slow], lr=0.01, model=net)
-
-
-def layer_of(net: nn.Module, index: int) -> nn.Module:
-    inner = net.module if isinstance(net, DistributedDataParallel) else net
-    assert isinstance(inner, nn.Sequential)
-    return inner[index]
-
-
-ENGINES: tuple[Make, ...] = (sgd, nesterov, algorithm2, adamw, mean, three, langevin, whole, three_groups)
+ENGINES: tuple[Make, ...] = (sgd, algorithm2, adamw, mean, three, langevin, whole)
 PLAIN: tuple[Make, ...] = (
     lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
     lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True),

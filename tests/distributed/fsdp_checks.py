@@ -110,40 +110,6 @@ def fsdp_masks_put_into_a_sharded_model(rank: int) -> None:
         agree(net, alone, rank)
 
 
-@check
-def fsdp_masks_of_other_layers(rank: int) -> None:
-    class Layers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(5)
-            self.first = nn.Linear(6, 6)
-            self.conv = mrreg.MultirateMask(nn.Conv1d(3, 6, 2, groups=3), p=0.4, k=K, structure="input")
-            self.lstm = mrreg.MultirateMask(nn.LSTM(6, 5), p=0.4, k=K, structure="output")
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x).view(-1, 3, 2)
-            out: Tensor = self.lstm(self.conv(x).view(-1, 1, 6))[0][:, 0]
-            return out
-
-    def build() -> nn.Module:
-        return Layers().double()
-
-    net = build()
-    for layer in net.children():
-        fully_shard(layer)
-    fully_shard(net)
-    alone = build()
-    optimizer, other = PLAIN[0](net), PLAIN[0](alone)
-    mrreg.attach(optimizer, net)
-    mrreg.attach(other, alone)
-    for t in range(STEPS):  # every rank sees the whole batch: a recurrent layer runs along it
-        for each, by in ((net, optimizer), (alone, other)):
-            backward(each, batch(t))
-            by.step()
-            by.zero_grad()
-        agree(net, alone, rank)
-
-
 class Tied(nn.Module):
     """Two layers with one weight."""
 

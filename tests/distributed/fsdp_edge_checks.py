@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 
 import mrreg
@@ -24,41 +24,8 @@ from distributed.cases import (
     masked_net,
     plain_net,
     sgd,
-    shard,
     sharded,
 )
-
-
-@check
-def fsdp_refused_inside_masks(rank: int) -> None:
-    with pytest.raises(ValueError, match=r"module must be without fully_shard inside, got 'FSDPLinear'.*to the Multi"):
-        mrreg.MultirateMask(shard(nn.Linear(3, 2)))
-    with pytest.raises(ValueError, match="without fully_shard inside, got '1'"):
-        mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 3), shard(nn.Linear(3, 2))))
-    net: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 2)))
-    fully_shard(net[0])
-    optimizer = PLAIN[0](net)
-    with pytest.raises(RuntimeError, match=r"attach: fully_shard was applied to '0', inside a mask. Apply"):
-        mrreg.attach(optimizer, net)
-    assert isinstance(net[0], FSDPModule)
-
-
-@check
-def fsdp_after_the_optimizer_refused(rank: int) -> None:
-    net = masked_net()
-    optimizer = PLAIN[0](net)
-    handle = mrreg.attach(optimizer, net)
-    sharded(net)
-    backward(net, batch(0))
-    with pytest.raises(RuntimeError, match=r"attach: fully_shard came after the optimizer"):
-        optimizer.step()
-    handle.remove()
-    inner: Any = mrreg.MultirateMask(nn.Sequential(nn.Linear(3, 2)))
-    optimizer = PLAIN[0](inner)
-    handle = mrreg.attach(optimizer, inner)
-    fully_shard(inner[0])
-    with pytest.raises(RuntimeError, match=r"MultirateMask: the parameters are still sharded in the forward"):
-        inner(torch.ones(1, 3))
 
 
 @check

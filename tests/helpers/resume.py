@@ -116,17 +116,13 @@ class Run:
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Optimizer]]] = {
     "masks, SGD": (masked, lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)),
-    "masks, AdamW": (lambda: masked("input", rescale=True), lambda m: AdamW(m.parameters(), lr=0.01, amsgrad=True)),
-    "thin, SGD": (thin, lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)),
     "thin, AdamW": (thin, lambda m: AdamW(m.parameters(), lr=0.01, amsgrad=True)),
     "MultirateSGD": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9, weight_decay=0.01)),
     "Algorithm 2": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9, drift=False)),
-    "MultirateAdamW": (network, lambda m: slow_stem(m, mrreg.MultirateAdamW, lr=0.01, slow_lr="per_gradient")),
     "mean gradient": (network, lambda m: slow_stem(m, mrreg.MultirateAdamW, lr=0.01, gradient="mean")),
     "three scales, hybrid": (network, three_scales),
     "Langevin": (network, langevin),
     "periods": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9)),
-    "masks and MultirateSGD": (masked, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9)),
     "masks and MultirateAdamW": (masked, lambda m: slow_stem(m, mrreg.MultirateAdamW, lr=0.01)),
 }
 

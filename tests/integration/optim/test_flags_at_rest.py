@@ -252,28 +252,6 @@ def test_a_replica_is_no_forward_of_its_own() -> None:
     assert all(flags(net))
 
 
-@pytest.mark.slow
-def test_adapters_switched_on_and_off() -> None:
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2))
-    config = peft.LoraConfig(target_modules=["0", "1"], modules_to_save=["2"])
-    adapted = peft.get_peft_model(model, config)
-    before = flags(adapted)
-    optimizer = mrreg.MultirateAdamW(adapted, lr=0.01, k=K, fast="*modules_to_save*")
-    counts = []
-    for t in range(STEPS):
-        with adapted.disable_adapter():  # a reference model's turn; PEFT sets flags when it comes back
-            adapted(torch.randn(2, 4))
-        torch.autograd.backward(loss(adapted, t))
-        counts.append(sum(gradients(adapted)))
-        optimizer.step()
-        optimizer.zero_grad()
-        assert flags(adapted) == before
-    assert counts == [counts[0] if t % K == 0 else 2 for t in range(STEPS)]
-    assert counts[0] > 2
-
-
 def test_masks_in_the_fast_part() -> None:
     """A masked forward calls its layer with other tensors in the place of the parameters."""
     net: Any = mrreg.mask(network(), {"head": 0.5}, k=2)

@@ -62,11 +62,6 @@ def test_flops_of_the_backward_are_those_of_what_gets_a_gradient() -> None:
     assert flops == {"forward": ahead, "backward": 2 * ahead - 2 * 4 * 6 * 8, "fast_backward": 2 * 4 * 8 * 2}
 
 
-def test_head_reaches_nothing_else() -> None:
-    report = audited()
-    assert (report["reached"], report["reached_share"], report["forced_by"]) == ([], 0.0, [])
-
-
 def test_early_fast_layer_is_named_with_what_it_forces() -> None:
     report = audited(["0.bias", "5"])
     assert report["reached"] == ["1", "4"]
@@ -99,8 +94,6 @@ def test_a_parameter_of_no_layer_is_named_and_what_is_used_without_a_call() -> N
     report = audited(["token", "fast"], Token())
     assert report["reached"] == ["body", "body.out_proj"]
     assert report["forced_by"] == ["token"]
-    assert report["candidates"][0]["fast"] == ["fast"]
-    assert report["candidates"][0]["speedup"]["5"] != report.speedup(5)  # a block may have any name
     assert audited("fast", Token())["reached"] == []
 
 
@@ -152,10 +145,9 @@ def test_costs_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         return cost(self, trainable)
 
     monkeypatch.setattr(measure.Pass, "cost", noted)
-    report = audited()
-    cases = 2 + len(report["candidates"])
-    assert len(measured) == cases * (1 + 5)
-    assert all(measured[i : i + cases] == measured[:cases] for i in range(0, len(measured), cases))
+    audited()
+    assert len(measured) == 2 * (1 + 5)
+    assert all(measured[i : i + 2] == measured[:2] for i in range(0, len(measured), 2))
 
 
 def test_memory_of_a_cycle_lies_between_its_steps() -> None:
@@ -164,13 +156,6 @@ def test_memory_of_a_cycle_lies_between_its_steps() -> None:
     for each in report["periods"]:
         assert each["peak_bytes"] == report["bytes"]["full"]
         assert report["bytes"]["fast"] < each["mean_bytes"] < report["bytes"]["full"]
-
-
-def test_candidates_end_at_the_loss_and_grow() -> None:
-    report = audited()
-    assert [each["fast"] for each in report["candidates"]] == [["5"], ["4", "5"]]
-    assert [each["yours"] for each in report["candidates"]] == [True, False]
-    assert "4 5" in str(report)
 
 
 def everything(model: nn.Module) -> list[object]:
@@ -261,13 +246,6 @@ def test_input_with_a_gradient_is_mentioned() -> None:
     assert any("input has requires_grad" in each for each in report["advice"])
 
 
-def test_autocast_does_not_keep_weights_of_another_pass() -> None:
-    with torch.autocast("cpu", torch.bfloat16):
-        report = audited()
-    assert report["reached"] == []
-    assert report["flops"]["fast_backward"] == 2 * 4 * 8 * 2
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -286,11 +264,6 @@ def test_autocast_does_not_keep_weights_of_another_pass() -> None:
 def test_errors(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         audited(**options)
-
-
-def test_inputs_of_another_kind_are_refused() -> None:
-    with pytest.raises(TypeError, match="audit: example_inputs must be a tensor"):
-        mrreg.audit(network(), fast="5", example_inputs=3)
 
 
 def test_output_without_a_number_needs_a_loss() -> None:

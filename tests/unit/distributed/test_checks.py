@@ -6,15 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import mrreg
-from mrreg.distributed.checks import unaveraged
-from mrreg.distributed.communication import reduce_due
 from mrreg.distributed.sharding import any_nonzero, cut, is_sharded, local, local_all
 from mrreg.masks.sampling import draw_bits
 
@@ -68,60 +65,6 @@ def test_ordinary_optimizers_of_others_are_not_engines() -> None:
     mrreg.Multirate([(kind(net().parameters(), lr=0.1), 1)])
 
 
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("options", [{}, {"static_graph": True}])
-def test_wrappers_that_wait_are_refused(options: dict[str, bool]) -> None:
-    wrapped: Any = DistributedDataParallel(net(), **options)  # type: ignore[arg-type]
-    for where, hand_over in (
-        ("split", lambda: mrreg.split(wrapped, fast="2")),
-        ("biases", lambda: mrreg.biases(wrapped)),
-        ("split", lambda: mrreg.MultirateSGD(wrapped, fast=wrapped.module[2])),
-    ):
-        words = "DistributedDataParallel waits for a gradient of every parameter, and slow ones mostly have none"
-        with pytest.raises(RuntimeError, match=f"{where}: {words}. Build it with find_unused_parameters=True"):
-            hand_over()
-
-
-@pytest.mark.usefixtures("group")
-def test_parameters_that_nobody_averages_are_refused() -> None:
-    model = net()
-    model[0].requires_grad_(False)
-    wrapped: Any = DistributedDataParallel(model, find_unused_parameters=True)
-    assert unaveraged(wrapped) == {id(p) for p in model[0].parameters()}
-    optimizer = mrreg.MultirateSGD(mrreg.split(wrapped, fast="2"), lr=0.1, model=wrapped)
-    model[0].requires_grad_(True)
-    words = "DistributedDataParallel was built while .* had requires_grad=False, and never averages"
-    with pytest.raises(RuntimeError, match=f"split: {words}"):
-        mrreg.split(wrapped, fast="2")
-    torch.autograd.backward(wrapped(torch.ones(2, 4)).sum())
-    with pytest.raises(RuntimeError, match=f"MultirateSGD: {words}"):
-        optimizer.step()
-
-
-@pytest.mark.usefixtures("group")
-def test_wrappers_of_other_models_are_nobodys_business() -> None:
-    other = DistributedDataParallel(net())
-    mrreg.MultirateSGD(net(), fast=lambda _, p: p.dim() == 1)
-    del other
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("frozen", [(), (0,), (2,), (0, 2)])
-def test_hook_leaves_gradients_that_are_not_due_alone(frozen: tuple[int, ...]) -> None:
-    model = net()
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    (bucket,) = wrapped.reducer._get_zeros_like_grad_buckets()
-    expected = []
-    for i, grad in enumerate(bucket.gradients()):
-        grad.fill_(i + 1.0)
-        expected.append(grad.clone())
-    for i in frozen:
-        model[i].requires_grad_(False)
-    for place in (None, dist.group.WORLD):
-        assert torch.equal(reduce_due(place, bucket).wait(), bucket.buffer())
-        assert all(torch.equal(a, b) for a, b in zip(bucket.gradients(), expected, strict=True))
-
-
 def test_tensors_that_are_whole() -> None:
     value = nn.Parameter(torch.arange(6.0).view(2, 3))
     assert not is_sharded(value)
@@ -148,30 +91,6 @@ def test_shards_of_one_rank_are_everything() -> None:
     with torch.no_grad():
         torch._foreach_zero_(local_all([weight]))
     assert not any_nonzero(weight)
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("structure", ["weight", "input", "output"])
-def test_masks_on_shards_train_as_on_tensors(structure: Any) -> None:
-    def build() -> nn.Sequential:
-        torch.manual_seed(1)
-        return nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 3), 0.5, 3, structure=structure), nn.Linear(3, 2))
-
-    results: list[list[Tensor]] = []
-    for shards in (False, True):
-        model = build()
-        if shards:
-            fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=True)
-        mrreg.attach(optimizer, model)
-        for t in range(7):
-            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(t))
-            torch.autograd.backward(model(x).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
-        results.append([local(p) for p in model.parameters()])
-    for plain, sharded in zip(*results, strict=True):
-        torch.testing.assert_close(plain, sharded)
 
 
 @pytest.mark.usefixtures("group")

@@ -159,19 +159,6 @@ def test_a_copy_goes_on_with_the_same_noise(again: Callable[[LangevinSGD], Lange
     assert all(torch.equal(p, q) and p is not q for p, q in zip(params, copies, strict=True))
 
 
-def test_a_checkpoint_of_torch_sgd_is_taken() -> None:
-    ours, optimizer = new(lr=0.1)
-    theirs = [nn.Parameter(p.detach().clone()) for p in ours]
-    reference = torch.optim.SGD([{"params": theirs[:2]}, {"params": theirs[2:]}], lr=0.1, momentum=0.9)
-    train(reference, 2)
-    optimizer.load_state_dict(reference.state_dict())
-    optimizer.step()
-    assert optimizer.param_groups[0]["temperature"] == 0.5
-    assert optimizer.param_groups[0]["noise_steps"] == 0  # nothing had a gradient yet
-    train(optimizer, 1)
-    assert optimizer.param_groups[0]["noise_steps"] == 1
-
-
 def test_without_step_size_nothing_moves_and_no_noise_is_drawn() -> None:
     params, optimizer = new(lr=0.0)
     before = [p.detach().clone() for p in params]

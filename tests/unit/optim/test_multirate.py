@@ -95,6 +95,19 @@ def test_due_and_repr_follow_the_clock() -> None:
     ]
 
 
+def test_metrics_follow_the_clock() -> None:
+    net = network()
+    optimizer = sgd(net)
+    seen = [optimizer.metrics()]
+    train(net, optimizer, range(3), lambda: seen.append(optimizer.metrics()))
+    assert [m["multirate/step"] for m in seen] == [0, 1, 2, 3]
+    assert [m["multirate/part0/due"] for m in seen] == [1, 1, 1, 1]
+    assert [m["multirate/part1/due"] for m in seen] == [1, 0, 0, 1]
+    assert [m["multirate/part1/phase"] for m in seen] == [0, 1, 2, 0]
+    assert [m["multirate/due_share"] for m in seen] == pytest.approx([1, 18 / 58, 18 / 58, 1])
+    assert seen[0]["multirate/part1/period"] == 3
+
+
 def test_a_call_without_any_gradient_is_no_step() -> None:
     for make in (sgd, adamw, hybrid):
         net, twin = network(), network()
