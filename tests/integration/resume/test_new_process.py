@@ -57,3 +57,23 @@ def test_every_step_of_two_cycles_in_a_new_process(folder: Path, name: str) -> N
     for stop in STOPS:
         resumed = torch.load(folder / name / str(stop) / "result.pt", weights_only=True)
         assert not differing(undisturbed, resumed), stop
+
+
+SIZES = {  # tensors of a parameter's size that the base keeps, and those beyond them per slow parameter
+    "masks, SGD": (1, 0),
+    "thin, AdamW": (3, 0),
+    "MultirateSGD": (1, 0),
+    "mean gradient": (2, 2),
+    "masks and MultirateAdamW": (2, 1),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_size_of_the_saved_state(name: str) -> None:
+    run = Run(name)
+    run.train(range(5))
+    sizes = {n: p.numel() for n, p in run.model.named_parameters()}
+    slow, (buffers, more) = sum(size for n, size in sizes.items() if n.startswith("stem")), SIZES[name]
+    saved = [v for own in run.optimizer.state_dict()["state"].values() for v in own.values() if isinstance(v, Tensor)]
+    assert sum(v.numel() for v in run.model.state_dict().values()) == sum(sizes.values())
+    assert sum(v.numel() for v in saved if v.dim() > 0) == buffers * sum(sizes.values()) + more * slow
