@@ -36,8 +36,6 @@ def advice(report: Mapping[str, Any]) -> Iterator[str]:
     if report["batch_norm"]:
         count = len(report["batch_norm"])
         yield f"{count} BatchNorm layers are slow, but their statistics move at every forward: see mrreg.batch_norm."
-    if report["dropout"]:
-        yield f"{len(report['dropout'])} Dropout layers are slow: a gradient taken with one draw is used for k steps."
     yield from ALWAYS
 
 
@@ -48,8 +46,8 @@ def render(report: Mapping[str, Any]) -> str:
     lines = [
         f"{report['model']} on {report['device']} ({report['threads']} CPU threads)",
         *_table(
-            ("part", "tensors", "parameters", "forward FLOPs"),
-            *((name, each["tensors"], each["parameters"], each["flops"]) for name, each in parts.items()),
+            ("part", "tensors", "parameters"),
+            *((name, each["tensors"], each["parameters"]) for name, each in parts.items()),
         ),
         *_table(
             ("step", "forward (ms)", "backward (ms)", "update by SGD (ms)", "memory (MiB)"),

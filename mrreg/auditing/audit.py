@@ -1,12 +1,11 @@
 """Estimate before training the saving of multirate training."""
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
 
 from mrreg.auditing.advice import advice, render
@@ -57,13 +56,13 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
             of the squares of its first floating-point tensor.
 
     Returns:
-        A dict that prints as a report. "parts": tensors, parameters, forward FLOPs and names without a gradient of
-        "fast", "slow" and "frozen". "seconds": forward, backward and update of a full and of a fast step. "flops": of
+        A dict that prints as a report. "parts": tensors, parameters and names without a gradient of "fast", "slow" and
+        "frozen". "seconds": forward, backward and update of a full and of a fast step. "flops": of
         forward, backward and fast_backward. "bytes": of a full and a fast step beyond the model (on a GPU the peak,
         else activations kept and gradients). "periods": speed-up and bytes for k in 2, 3, 5, 10. "reached": modules
         that are not fast and that the fast part's backward goes through, "reached_share" their share of the FLOPs,
-        "forced_by" the names of the fast parameter behind it, that farthest from the loss. "batch_norm", "dropout":
-        such layers in the slow part. "advice": sentences. `report.speedup(k)` works for any k.
+        "forced_by" the names of the fast parameter behind it, that farthest from the loss. "batch_norm": such layers
+        in the slow part. "advice": sentences. `report.speedup(k)` works for any k.
 
     Raises:
         TypeError: If an argument is of another kind.
@@ -154,28 +153,18 @@ def _report(step: Pass, fast: Set[Tensor]) -> Audit:
 
 
 def _parts(step: Pass, fast: Set[Tensor], full: Trace) -> dict[str, Any]:
-    """Count tensors, parameters and FLOPs of each part, and name BatchNorm and dropout layers of the slow one."""
-    trained, arrived = set(step.trained), set(full.arrived)
+    """Count tensors and parameters of each part, and name BatchNorm layers of the slow one."""
+    trained = set(step.trained)
     part_of = {p: "fast" if p in fast else "slow" if p in trained else "frozen" for p in step.model.parameters()}
-    modules, owners, parts = dict(step.model.named_modules()), dict[str, str](), dict[str, Any]()
-    for name, module in modules.items():  # a module belongs to the part that has most of its parameters
-        if members := list(module.parameters(recurse=False)) or list(module.parameters()):
-            owners[name] = max(PARTS, key=lambda part: _entries(p for p in members if part_of[p] == part))
+    parts = {}
     for part in PARTS:
         own = {name: p for name, p in step.model.named_parameters() if part_of[p] == part}
-        parts[part] = {
-            "tensors": len(own),
-            "parameters": _entries(own.values()),
-            "flops": sum(count for name, count in full.flops.items() if owners.get(name) == part),
-            "without_gradient": [name for name, p in own.items() if p in trained - arrived],
-        }
-    slow, last = [], "slow"
-    for name in full.calls:  # one without parameters goes with the layer before it
-        last = owners[name] if any(True for _ in modules[name].parameters(recurse=False)) else last
-        slow += [name] if last == "slow" else []
-    dropouts = [name for name in slow if isinstance(modules[name], _DropoutNd) and modules[name].p > 0]
-    norms = [name for name in slow if isinstance(modules[name], _BatchNorm)]
-    return {"parts": parts, "batch_norm": norms, "dropout": dropouts}
+        lost = [name for name, p in own.items() if p in trained.difference(full.arrived)]
+        size = sum(p.numel() for p in own.values())
+        parts[part] = {"tensors": len(own), "parameters": size, "without_gradient": lost}
+    norms = [(name, layer) for name, layer in step.model.named_modules() if isinstance(layer, _BatchNorm)]
+    slow = [name for name, layer in norms if any(part_of[p] == "slow" for p in layer.parameters())]
+    return {"parts": parts, "batch_norm": slow}
 
 
 def _reached(model: nn.Module, fast: Set[Tensor], part: Trace) -> dict[str, Any]:
@@ -187,7 +176,3 @@ def _reached(model: nn.Module, fast: Set[Tensor], part: Trace) -> dict[str, Any]
     farthest = [name for name, p in model.named_parameters(remove_duplicate=False) if p is part.arrived[-1]]
     share = flops / total if total else 0.0
     return {"reached": reached, "reached_share": share, "forced_by": farthest if reached else []}
-
-
-def _entries(tensors: Iterable[Tensor]) -> int:
-    return sum(p.numel() for p in tensors)

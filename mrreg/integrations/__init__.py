@@ -31,8 +31,5 @@ class MaskDriver:
     def _drive(self, optimizers: Iterable[Optimizer], model: nn.Module) -> None:
         """Attach; optimizers that go on where an earlier training of the same trainer ended keep their clock."""
         found = list(optimizers)
-        if self.handle is not None:
-            if list(map(id, found)) == list(map(id, self._optimizers)):
-                return
-            self.handle.remove()
-        self.handle, self._optimizers = attach(found, model, self.seed), found
+        if list(map(id, found)) != list(map(id, self._optimizers)):
+            self.handle, self._optimizers = attach(found, model, self.seed), found

@@ -20,8 +20,6 @@ FIXED = ("period", "initial_period", "phase", "gradient", "drift", "slow_lr")  #
 LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1, "phase": 0}
 REBUILD = "Build the same parts before loading."
 
-Layout = list[list[Tensor]]  # the parameters of each group, in order
-
 
 def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: Collection[Tensor]) -> None:
     """Give parameters that train without state an entry: else torch's `set_state_dict` refuses parts of plain SGD."""
@@ -32,18 +30,16 @@ def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: C
                     saved["state"].setdefault(index, {STATELESS: True})
 
 
-def fitted(
-    where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], state: State, layouts: Iterable[Layout]
-) -> dict[str, Any]:
+def fitted(where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], state: State) -> dict[str, Any]:
     """Return a saved state with the groups of an optimizer, complete, or refuse it."""
     check_form(where, saved)
-    saved = _divided_as(groups, saved, layouts)
     count, rule = len(saved["param_groups"]), f"saved with {len(groups)} parameter groups"
     check(count == len(groups), where, "state_dict", rule, count, REBUILD)
     owners = [base for base in bases for _ in base.param_groups]
     merged = []
     for i, (base, current, group) in enumerate(zip(owners, groups, saved["param_groups"], strict=True)):
         argument = f"state_dict['param_groups'][{i}]"
+        group = group if "clock" in group else {k: v for k, v in group.items() if k not in FIXED}
         _check_group(where, argument, current, group)
         merged.append({key: current[key] for key in FIXED} | initial_clock(current["phase"]) | group)
         for p, key in zip(current["params"], group["params"], strict=True):
@@ -65,29 +61,6 @@ def check_form(where: str, saved: Any) -> None:
     for key in {key for group in saved["param_groups"] for key in group["params"]}.intersection(saved["state"]):
         found = f"{saved['state'][key]!r} as the state of a parameter"
         check(isinstance(saved["state"][key], Mapping), where, "state_dict", rule, found)
-
-
-def _divided_as(groups: list[Group], saved: dict[str, Any], layouts: Iterable[Layout]) -> dict[str, Any]:
-    """Return a base's own state divided as the groups are, by the first layout that has its sizes."""
-    if any("clock" in group for group in saved["param_groups"]):
-        return saved
-    plain = [{k: v for k, v in group.items() if k not in FIXED} for group in saved["param_groups"]]
-    sizes = [len(group["params"]) for group in plain]
-    layout = next((each for each in layouts if sizes == [len(params) for params in each]), None)
-    if layout is None or sizes == [len(group["params"]) for group in groups]:
-        return {**saved, "param_groups": plain}
-    source = {
-        p: (key, options)
-        for options, params in zip(plain, layout, strict=True)
-        for p, key in zip(params, options["params"], strict=True)
-    }
-    divided = []
-    for group in groups:
-        keys, options = zip(*(source[p] for p in group["params"]), strict=True)
-        divided.append({k: v for k, v in options[0].items() if k != "param_names"} | {"params": list(keys)})
-    left_out = {key for key, _ in source.values()}.difference(key for group in divided for key in group["params"])
-    state = {key: value for key, value in saved["state"].items() if key not in left_out}
-    return {"state": state, "param_groups": divided}
 
 
 def _check_group(where: str, argument: str, current: Group, saved: Group) -> None:

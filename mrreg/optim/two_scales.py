@@ -52,7 +52,6 @@ class TwoScales(Multirate):
             model = params
         base = self.base(groups, lr=lr, **options)  # type: ignore[call-arg]
         super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
-        self._layouts.append([group["params"] for group in given])
 
 
 class MultirateSGD(TwoScales):

@@ -49,11 +49,6 @@ def test_parts_are_counted() -> None:
     model[0].requires_grad_(False)
     parts = audited(model=model)["parts"]
     assert {name: part["parameters"] for name, part in parts.items()} == {"fast": 18, "slow": 16 + 72, "frozen": 56}
-    assert {name: part["flops"] for name, part in parts.items()} == {
-        "fast": 2 * 4 * 8 * 2,
-        "slow": 2 * 4 * 8 * 8,
-        "frozen": 2 * 4 * 6 * 8,
-    }
 
 
 def test_flops_of_the_backward_are_those_of_what_gets_a_gradient() -> None:
@@ -98,9 +93,8 @@ def test_a_parameter_of_no_layer_is_named_and_what_is_used_without_a_call() -> N
 
 
 def test_layers_of_the_slow_part_are_listed() -> None:
-    report = audited()
-    assert (report["batch_norm"], report["dropout"]) == (["1"], ["3"])
-    assert (audited(["1", "4", "5"])["batch_norm"], audited(["1", "4", "5"])["dropout"]) == ([], [])
+    assert audited()["batch_norm"] == ["1"]
+    assert audited(["1", "4", "5"])["batch_norm"] == []
 
 
 def test_dict_is_plain_and_the_text_shows_it() -> None:
