@@ -94,7 +94,7 @@ def network(config: Config, method: Method, job: Job) -> Decoder:
 
 STUDY = Regularizers(
     "regularizers-characters",
-    {"smoke": SMALL, "cpu": Config(3, 1000), "gpu": LARGE},
+    {"smoke": SMALL, "cpu": Config(3, 500), "gpu": LARGE},
     lambda config: f"Penn Treebank, {config.characters:,} characters, decoder",
     network=network,
     example=lambda config, _: torch.zeros(2, LENGTH, dtype=torch.long),
@@ -105,8 +105,8 @@ STUDY = Regularizers(
         (0.1, 0.2),
         ((("hidden", 0.5), ("heads", 0.33)), (("hidden", 0.25), ("heads", 0.17))),
     ),
-    note="3 layers of width 96 with 6 heads on the beginning of the training text (`gpu`: larger), 8 rows of 64 a step, "
-    "AdamW.",
+    note="3 layers of width 96 with 6 heads on the beginning of the training text (`gpu`: larger), 8 rows of 64 a "
+    "step, AdamW.",
     data="Penn Treebank",
     loss="character",
 )
@@ -117,7 +117,7 @@ WORDS = replace(
     name="regularizers-words",
     presets={
         "smoke": replace(SMALL, vocabulary=50),
-        "cpu": Config(3, 600, vocabulary=1000),
+        "cpu": Config(3, 400, vocabulary=1000),
         "gpu": replace(LARGE, characters=200_000, held_out=70_000, vocabulary=5000),
     },
     task=lambda config: f"Penn Treebank, {config.characters:,} words, decoder",

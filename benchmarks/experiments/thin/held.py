@@ -86,11 +86,11 @@ def _benchmark(name: str, loss: bool, data: str, presets: Mapping[str, Config]) 
 
 BENCHMARK = _benchmark("regularizers-held", False, "MNIST, diamonds, CIFAR-10", {
     "smoke": Config(2, (("digits", 4),), "smoke", 2),
-    "cpu": Config(3, (("digits", 600), ("table", 500), ("vit", 500))),
+    "cpu": Config(3, (("digits", 300), ("table", 300), ("vit", 200))),
     "gpu": Config(10, (("digits", 5000), ("table", 5000), ("vit", 10_000)), "gpu"),
 })  # fmt: skip
 BENCHMARK_CHARACTERS = _benchmark("regularizers-held-characters", True, "Penn Treebank", {
     "smoke": Config(2, (("characters", 4),), "smoke", 2),
-    "cpu": Config(3, (("characters", 800),)),
+    "cpu": Config(3, (("characters", 500),)),
     "gpu": Config(10, (("characters", 10_000),), "gpu"),
 })  # fmt: skip
