@@ -10,6 +10,7 @@ and evaluated on "test" at each of them. Where a schedule depends on the length 
 and equal seconds are two trainings. `sections.Shown` makes the report.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
@@ -42,9 +43,11 @@ def late(curves: Curves) -> Mapping[str, float]:
 
 
 def at_best_validation(curves: Curves) -> Mapping[str, float]:
-    """Take the numbers where the validation loss was smallest."""
-    validation = curves["validation loss"]
-    best = min(range(len(validation)), key=validation.__getitem__)
+    """Take the numbers where that on validation data was best: a loss is best where it is smallest."""
+    name = next(each for each in curves if each.startswith("validation"))
+    sign = -1.0 if name.endswith("loss") else 1.0
+    scores = [-math.inf if math.isnan(value) else sign * value for value in curves[name]]
+    best = scores.index(max(scores))
     return {name: curve[best] for name, curve in curves.items()}
 
 

@@ -1,12 +1,14 @@
-"""Studies of thin training beside dropout and other regularizers: a network, its data, and methods from one list.
+"""Studies of thin training beside dropout, weight decay and stochastic depth: one list of methods, one search for all.
 
-Goes beyond the paper. Every method that has options gets as many trials as the others; methods are compared at equal
-steps and at equal seconds. One file for each task says what the network is, where dropout is in it, which units thin
-training leaves out, and how it is trained.
+Goes beyond the paper. Every method gets four trials, its learning rate among them, on validation data and with seeds
+that the comparison does not use; every training counts where it is best on validation data (early stopping). Methods
+are compared at equal steps and at equal seconds. Thin training is called as users call it: "thin, defaults" gives
+`mrreg.thin` nothing but the inputs. One file for each task says what the network is, where dropout is in it, and how it
+is trained.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -14,11 +16,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 import mrreg
-from benchmarks.core.comparison import Comparison, Costs, Job, Options, Search, least_loss
+from benchmarks.core.comparison import Comparison, Costs, Job, Options, Search, evenly, least_loss
 from benchmarks.core.records import Config
 from benchmarks.core.runner import Benchmark
 from benchmarks.core.sections import Shown
-from benchmarks.core.study import Study, at_best_validation, last
+from benchmarks.core.study import Study, at_best_validation
 from benchmarks.core.training import Loop
 
 
@@ -27,56 +29,59 @@ class Method:
     """One way to regularize.
 
     Args:
-        kind: What is left out: units for each example (dropout), branches (depth), units for the batch and k - 1 steps
-            (thin), units for the batch and one step with no joint step (fresh), single weights (entries).
-        p: Its shares, as the task understands them: of one kind of units, or of inputs and of hidden units.
-        heads: The share of attention heads that thin training leaves out.
-        k: Steps per cycle.
-        boost: Factor of the joint step; None is k, with which all records were made.
+        kind: What is left out: units or entries for each example (dropout), branches (depth), units for the batch
+            (thin).
+        p: Its share. For thin training pairs of kinds and shares, or None for the library's defaults; for networks with
+            dropout of their inputs a pair, of the inputs and of hidden units.
+        k, boost, joint: As in `mrreg.thin` and `mrreg.attach`.
+        lr: The largest learning rate.
         weight_decay: None is the task's own.
-        beside: Dropout's p of the hidden units that thin training keeps.
-        rescale: As in `mrreg.thin`.
+        optimizer: None is the task's own.
     """
 
-    kind: Literal["none", "dropout", "depth", "thin", "fresh", "entries"] = "none"
+    kind: Literal["none", "dropout", "depth", "thin"] = "none"
     p: Any = 0.0
-    heads: float = 0.0
     k: int = 5
     boost: float | None = None
+    joint: bool = True
+    lr: float = 0.0
     weight_decay: float | None = None
-    beside: float = 0.0
-    rescale: bool = True
+    optimizer: str | None = None
 
-    def of(self, *kinds: str) -> Any:
-        """Return p for a method of some kinds, 0 for others."""
-        return self.p if self.kind in kinds else 0.0
+    def of(self, kind: str, nothing: Any = 0.0) -> Any:
+        """Return p for a method of this kind, nothing for others."""
+        return self.p if self.kind == kind else nothing
 
 
 NONE, DROPOUT, DECAY, DEPTH = "none", "dropout", "weight decay", "stochastic depth"
-THIN, BOOST_1 = "thin, k = 5", "thin, k = 5, boost 1"
+DEFAULTS, THIN, FRESH = "thin, defaults", "thin, tuned", "thin, new units at every step"
+BOTH, THIN_DECAY = "dropout and weight decay", "thin and weight decay"
 METHODS = {
     NONE: Method(),
-    DROPOUT: Method("dropout"),
-    THIN: Method("thin"),
     DECAY: Method(),
-    BOOST_1: Method("thin", boost=1.0),
+    DROPOUT: Method("dropout"),
     DEPTH: Method("depth"),
-    "thin, k = 2": Method("thin", k=2),
-    "thin, k = 10": Method("thin", k=10),
-    "thin, k = 10, boost 1": Method("thin", k=10, boost=1.0),
-    "fresh draw at every step": Method("fresh"),
-    "masks by entry": Method("entries"),
-    f"{THIN}, and weight decay": Method("thin", weight_decay=1e-3),
-    f"{THIN}, and dropout": Method("thin", beside=0.2),
-    "dropout and weight decay": Method("dropout", weight_decay=1e-3),
+    DEFAULTS: Method("thin", None),
+    THIN: Method("thin"),
+    FRESH: Method("thin", k=1, joint=False),
+    BOTH: Method("dropout"),
+    THIN_DECAY: Method("thin"),
 }
-FEW = (NONE, DROPOUT, THIN)
-USUAL = (*FEW, DECAY, BOOST_1)
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "SGD": torch.optim.SGD,
+    "momentum": lambda parameters, lr, weight_decay: torch.optim.SGD(parameters, lr, 0.9, weight_decay=weight_decay),
+    "Adam": torch.optim.Adam,
+    "AdamW": torch.optim.AdamW,
+}
 
 
 class Timed(Config, Protocol):
-    """A configuration of such a study; `timings` are turns in which steps are timed, `trials` seeds of each option."""
+    """A configuration of such a study; `points` are evaluations, `timings` turns in which steps are timed."""
 
+    @property
+    def steps(self) -> int: ...
+    @property
+    def points(self) -> int: ...
     @property
     def timings(self) -> int: ...
 
@@ -86,113 +91,117 @@ _GROUPS: dict[object, mrreg.ThinReport] = {}
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One comparison of a configuration: how long, of which methods; `value` tells the task which one it is."""
+class Tried:
+    """What is tried: four learning rates, ascending, of which others take the middle two; two values of all else."""
 
-    budgets: tuple[int, ...]
-    methods: tuple[str, ...] = FEW
-    name: str = ""  # in the record
-    value: Any = None
-    task: str = ""  # what is trained on what, in the documentation
-    title: str = ""  # of the sections of the report
+    rates: tuple[float, float, float, float]
+    decays: tuple[float, float]
+    dropout: tuple[Any, Any]
+    thin: tuple[Any, Any]
+    depth: tuple[float, ...] = ()  # empty where the network has no branches
+
+    def grid(self) -> dict[str, list[Options]]:
+        """Return four trials for each method."""
+        rates, middle = [{"lr": lr} for lr in self.rates], [{"lr": lr} for lr in self.rates[1:3]]
+
+        def with_rates(name: str, values: Sequence[Any]) -> list[Options]:
+            return [{name: value, **lr} for value in values for lr in middle]
+
+        def with_decay(values: Sequence[Any]) -> list[Options]:
+            return [{"p": p, "weight_decay": decay, **middle[0]} for p in values for decay in self.decays]
+
+        found = {NONE: rates, DECAY: with_rates("weight_decay", self.decays), DROPOUT: with_rates("p", self.dropout)}
+        found |= {DEPTH: with_rates("p", self.depth)} if self.depth else {}
+        found |= {DEFAULTS: rates, THIN: with_rates("p", self.thin), FRESH: with_rates("p", self.thin)}
+        return found | {BOTH: with_decay(self.dropout), THIN_DECAY: with_decay(self.thin)}
 
 
 @dataclass(frozen=True)
 class Regularizers(Generic[C]):
-    """One study: the task, what is tried for each method, and what is shown."""
+    """One task: its network and data, what is tried for each method, and what is shown."""
 
     name: str
     presets: Mapping[str, C]
-    settings: Callable[[C], Sequence[Setting]]
+    task: Callable[[C], str]  # what is trained on what, in the documentation
     # the network of a method with its dropout, if that is what it does; the same weights for all methods of a seed
     network: Callable[[C, Method, Job], nn.Module]
-    example: Callable[[C], Any]  # inputs with which groups of units are looked for
-    shares: Callable[[Method, Job], Mapping[str, float] | float]  # of the units that thin training leaves out, by kind
-    optimizer: Callable[[C, nn.Module, Options], Optimizer]  # takes a weight decay, or nothing for the task's own
+    example: Callable[[C, Job], Any]  # inputs with which groups of units are looked for
     loop: Callable[[C, nn.Module, Optimizer, int, Job], Loop]  # the data, and the rest of the training
-    grid: Mapping[str, Sequence[Options]]  # what is tried; every other thin method takes what is found for `THIN`
+    tried: Tried
     note: str
-    data: str | Callable[[C], str]
-    at: Literal["steps", "seconds"] = "seconds"  # where trials end
-    scheduled: bool = False
-    loss: str = (
-        ""  # its unit, where methods are compared by a loss; the test loss counts where validation's is smallest
-    )
-    trials: int = 1  # seeds of each option
-    cycle: int = 10  # steps of a turn of the timing
-    methods: Mapping[str, Method] = field(default_factory=lambda: METHODS)
+    data: str
+    optimizer: str = "AdamW"
+    decay: float = 0.01  # of methods that have none of their own
+    loss: str = ""  # its unit, where methods are compared by a loss
+    warm: int = 50  # steps in which the learning rate rises
 
     def comparisons(self, config: C) -> list[Comparison[Method]]:
-        found = []
-        for setting in self.settings(config):
-            thin = [name for name in setting.methods if name.startswith("thin") and name not in self.grid]
-            like = dict.fromkeys(thin if THIN in self.grid else (), THIN)
-            grid = {name: self.grid[name] for name in setting.methods if name in self.grid}
-            score: dict[str, Any] = {"score": least_loss} if self.loss else {}
-            comparison = Comparison(
-                {name: self.methods[name] for name in setting.methods}, config.seeds, setting.budgets,
-                Costs(NONE, config.timings, self.cycle, f"costs {setting.name}".strip()),
-                Search(grid, like, setting.name, self.trials, self.at, **score) if grid else None,
-                setting=setting.value, prefix=setting.name and f"{setting.name}: ", scheduled=self.scheduled,
-                splits=("validation", "test") if self.loss else ("test",),
-            )  # fmt: skip
-            found.append(comparison)
-        return found
+        grid = self.tried.grid()
+        score: dict[str, Any] = {"score": least_loss} if self.loss else {}
+        return [
+            Comparison(
+                {name: METHODS[name] for name in grid}, config.seeds, evenly(config.steps, config.points),
+                Costs(NONE, config.timings), Search(grid, **score), splits=("validation", "test"),
+            )
+        ]  # fmt: skip
 
     def build(self, config: C, method: Method, seed: int, job: Job) -> Loop:
         torch.manual_seed(seed)
         model = self.network(config, method, job)
         if method.kind == "thin":
-            boost = method.k if method.boost is None else method.boost
-            groups = self._groups(config, replace(method, k=1, boost=None, weight_decay=None), job)
-            model, _ = mrreg.thin(model, k=method.k, boost=boost, plan=groups, rescale=method.rescale)
+            groups = self._groups(config, method.p, job)
+            model, _ = mrreg.thin(model, k=method.k, boost=method.boost, plan=groups)
         model = model.to(job.device)
-        decay = {} if method.weight_decay is None else {"weight_decay": method.weight_decay}
-        optimizer = self.optimizer(config, model, decay)
-        if method.kind in ("thin", "entries"):
-            mrreg.attach(optimizer, model, seed=seed)
+        decay = self.decay if method.weight_decay is None else method.weight_decay
+        make = OPTIMIZERS[method.optimizer or self.optimizer]
+        optimizer = make(model.parameters(), lr=method.lr or self.tried.rates[1], weight_decay=decay)
+        if method.kind == "thin":
+            mrreg.attach(optimizer, model, seed=seed, joint=method.joint)
         torch.manual_seed(seed)  # dropout draws from the global generator
-        return self.loop(config, model, optimizer, seed, job)
+        loop = self.loop(config, model, optimizer, seed, job)
+        loop.before = warming(optimizer, self.warm)
+        return loop
 
-    def _groups(self, config: C, method: Method, job: Job) -> mrreg.ThinReport:
-        key = (self.name, config, method, job.setting, job.data_dir)
+    def _groups(self, config: C, p: Any, job: Job) -> mrreg.ThinReport:
+        key = (self.name, config, p, job.data_dir)
         if key not in _GROUPS:
-            model = self.network(config, method, job)
-            _GROUPS[key] = mrreg.thin(model, self.shares(method, job), example_inputs=self.example(config))[1]
+            model, shares = self.network(config, Method(), job), None if p is None else dict(p)
+            _GROUPS[key] = mrreg.thin(model, shares, example_inputs=self.example(config, job))[1]
         return _GROUPS[key]
-
-    def shown(self) -> list[Shown]:
-        return [
-            self._shown(setting, frozenset({preset}))
-            for preset, config in self.presets.items()
-            for setting in self.settings(config)
-        ]
-
-    def _shown(self, setting: Setting, presets: frozenset[str]) -> Shown:
-        names = setting.methods
-        ours = [name for name in names if name.startswith("thin")]
-        main = ours[0]
-        pairs = [(one, other) for one in ours for other in (DROPOUT, NONE) if other in names]
-        pairs += [
-            (name, main) if ", and " in name else (main, name) for name in names if name not in (DROPOUT, NONE, main)
-        ]
-        own: dict[str, Any] = {}
-        if self.loss:
-            unit = f"nats a {self.loss}"
-            own = {"metric": "loss", "unit": unit, "digits": 3, "lower": True, "ylabel": f"test loss [{unit}]"}
-            own["words"] = "a smaller loss than"
-        return Shown(
-            setting.title, {name: f"{setting.name}: {name}" if setting.name else name for name in names},
-            [*pairs, (DROPOUT, NONE)] if DROPOUT in names else pairs, note=self.note, presets=presets,
-            task=setting.task, **own,
-            against=[(main, rival) for rival in (DROPOUT, NONE, DECAY) if rival in names],
-        )  # fmt: skip
 
     def benchmark(self) -> Benchmark[C]:
         """Return the study with what the report shows of it."""
         study = Study(
             self.name, self.presets, self.comparisons, self.build, "loss" if self.loss else "accuracy",
-            bool(self.loss), at_best_validation if self.loss else last, data=self.data,
+            bool(self.loss), at_best_validation, data=self.data,
         )  # fmt: skip
-        shown = self.shown()
+        shown = [self._shown(config, preset) for preset, config in self.presets.items()]
         return study.benchmark([part for each in shown for part in each.sections(NONE)], shown)
+
+    def _shown(self, config: C, preset: str) -> Shown:
+        names = list(self.tried.grid())
+        ours, rivals = (DEFAULTS, THIN), [name for name in (NONE, DROPOUT, DECAY, DEPTH) if name in names]
+        unit = f"nats a {self.loss}"
+        own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if self.loss else {}
+        own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if self.loss else {}
+        pairs = [(one, other) for one in ours for other in rivals]
+        pairs += [(THIN, FRESH), (THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH)]
+        return Shown(
+            self.task(config), {name: name for name in names}, [*pairs, (DROPOUT, NONE)], note=self.note,
+            presets=frozenset({preset}), task=self.task(config), **own,
+            against=[(one, rival) for one in ours for rival in (DROPOUT, NONE, DECAY)],
+        )  # fmt: skip
+
+
+def warming(optimizer: Optimizer, steps: int) -> Callable[[int], None]:
+    """Return a schedule that raises each learning rate to what it is now, where it stays.
+
+    So one training serves every budget of steps and seconds.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+
+    def before(step: int) -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * min((step + 1) / steps, 1.0)
+
+    return before

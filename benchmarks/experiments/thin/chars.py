@@ -1,7 +1,6 @@
 """A decoder of torch's own layers on the beginning of Penn Treebank, by characters or by frequent words.
 
-The learning rate is constant after its warm-up, so that one training serves every budget. Words but the most frequent
-ones are one word, so that neither embedding nor head is most of the network.
+Words but the most frequent ones are one word, so that neither embedding nor head is most of the network.
 """
 
 from collections import Counter
@@ -13,23 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from benchmarks.core.comparison import Job, evenly
+from benchmarks.core.comparison import Job
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.data.locate import locate
-from benchmarks.experiments.regularizers import (
-    DECAY,
-    DROPOUT,
-    THIN,
-    USUAL,
-    Method,
-    Regularizers,
-    Setting,
-)
+from benchmarks.experiments.regularizers import Method, Regularizers, Tried
 from benchmarks.experiments.thin.decoder import Decoder
 
 FILES = {part: f"ptb/ptb.{part}.txt" for part in ("train", "valid", "test")}
 UNKNOWN = "<unk>"  # also what Penn Treebank has for rare words
-LR, WARM = 2e-3, 100  # the learning rate, reached after so many steps
 LENGTH = 64
 
 
@@ -39,21 +29,19 @@ class Config:
 
     seeds: int
     steps: int
-    points: int = 6
+    points: int = 5
     batch: int = 8
     characters: int = 30_000
     held_out: int = 6_400
     width: int = 96
     heads: int = 6
     layers: int = 3
-    timings: int = 10
-    methods: tuple[str, ...] = USUAL
+    timings: int = 8
     vocabulary: int | None = None  # how many words, if words are read
 
 
-EVERY = (*USUAL, "thin, k = 10", "thin, k = 2")
 SMALL = Config(2, 4, 2, 2, 2000, 640, 12, 6, 1, timings=1)
-LARGE = Config(10, 20_000, 40, 64, 500_000, 300_000, 384, 6, 6, methods=EVERY)
+LARGE = Config(10, 20_000, 40, 64, 300_000, 300_000, 384, 6, 6)
 
 
 def loop(config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
@@ -66,14 +54,10 @@ def loop(config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job:
         starts = torch.randint(len(train) - LENGTH, (100, config.batch), generator=generator)
         return [(each[:, None] + window).to(train.device) for each in starts]
 
-    def warm(step: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = LR * min((step + 1) / WARM, 1.0)
-
     splits = {"validation": lambda: rows(valid), "test": lambda: rows(test)}
     generator = torch.Generator().manual_seed(seed)
     batches = Batches(order, lambda index: (train[index[:, :-1]], train[index[:, 1:]]), generator)
-    return Loop(model, optimizer, batches, splits, mean_loss, before=warm)
+    return Loop(model, optimizer, batches, splits, mean_loss)
 
 
 def rows(text: Tensor) -> list[Batch]:
@@ -109,50 +93,36 @@ def network(config: Config, method: Method, job: Job) -> Decoder:
 
 
 STUDY = Regularizers(
-    "thin-chars",
-    {
-        "smoke": SMALL,
-        "cpu": Config(10, 1600, points=4, timings=8),
-        "gpu": LARGE,
-    },
-    lambda config: [
-        Setting(evenly(config.steps, config.points), config.methods,
-                task=f"Penn Treebank, {config.characters:,} characters, decoder",
-                title="Character-level decoder on Penn Treebank"),
-    ],
+    "regularizers-characters",
+    {"smoke": SMALL, "cpu": Config(3, 500), "gpu": LARGE},
+    lambda config: f"Penn Treebank, {config.characters:,} characters, decoder",
     network=network,
-    example=lambda config: torch.zeros(2, LENGTH, dtype=torch.long),
-    shares=lambda method, _: {"hidden": method.p, "heads": method.heads},
-    optimizer=lambda config, model, decay: torch.optim.AdamW(
-        model.parameters(), LR, **{"weight_decay": 0.01, **decay}
-    ),
+    example=lambda config, _: torch.zeros(2, LENGTH, dtype=torch.long),
     loop=loop,
-    grid={
-        DROPOUT: [{"p": 0.1}, {"p": 0.2}],
-        THIN: [{"p": 0.5, "heads": 0.33}, {"p": 0.25, "heads": 0.17}],
-        DECAY: [{"weight_decay": 0.1}, {"weight_decay": 1.0}],
-    },
-    note="3 layers of width 96 with 6 heads on the beginning of the training text (`gpu`: larger), AdamW. "
-    "Two values each of dropout's p, of the shares of hidden units and heads, and of weight decay are tried on the "
-    "validation text at equal seconds. The loss is the test loss where the validation loss was smallest.",
+    tried=Tried(
+        (5e-4, 1e-3, 2e-3, 4e-3),
+        (0.1, 1.0),
+        (0.1, 0.2),
+        ((("hidden", 0.5), ("heads", 0.33)), (("hidden", 0.25), ("heads", 0.17))),
+    ),
+    note="3 layers of width 96 with 6 heads on the beginning of the training text (`gpu`: larger), 8 rows of 64 a "
+    "step, AdamW.",
     data="Penn Treebank",
     loss="character",
-)  # fmt: skip
+)
 BENCHMARK = STUDY.benchmark()
 
-BENCHMARK_WORDS = replace(
+WORDS = replace(
     STUDY,
-    name="thin-words",
+    name="regularizers-words",
     presets={
         "smoke": replace(SMALL, vocabulary=50),
-        "cpu": Config(10, 1000, 5, timings=5, vocabulary=1000),
+        "cpu": Config(3, 400, vocabulary=1000),
         "gpu": replace(LARGE, characters=200_000, held_out=70_000, vocabulary=5000),
     },
-    settings=lambda config: [
-        replace(setting, task="Penn Treebank, frequent words, decoder", title="Word-level decoder on Penn Treebank")
-        for setting in STUDY.settings(config)
-    ],
-    note="As thin-chars, on the first 30,000 words of the training text, all but the 999 most frequent ones being one "
+    task=lambda config: f"Penn Treebank, {config.characters:,} words, decoder",
+    note="As for characters, on the first words of the training text, all but the 999 most frequent ones being one "
     "word (`gpu`: larger).",
     loss="word",
-).benchmark()
+)
+BENCHMARK_WORDS = WORDS.benchmark()

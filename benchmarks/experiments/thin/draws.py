@@ -1,6 +1,5 @@
-"""Training on few examples, which each seed draws for itself, with a schedule of the learning rate."""
+"""Training on few examples, which each seed draws for itself: images of CIFAR-10, rows of a table."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +14,7 @@ from benchmarks.core.comparison import Job
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
 from benchmarks.data.cifar import cifar10, normal
 
-CHUNK = 250  # examples evaluated at once
+CHUNK = 500  # examples evaluated at once
 ORDER_STREAM = 10_000  # added to a seed, so that the order of the examples is not tied to the choice of them
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 """Examples and labels to train on, and to test on."""
@@ -26,15 +25,13 @@ def drawn(
 ) -> Loop:
     """Return the training on examples drawn by the seed; the last ones of all are for validation.
 
-    The learning rate rises for the first tenth of the steps and falls like a cosine after it.
-
     Args:
         data: All examples.
         sizes: How many are drawn, are for validation, are in a batch.
         model: What is trained.
-        optimizer: Its optimizer, at the largest learning rate.
+        optimizer: Its optimizer.
         seed: Of the draw and the order.
-        job: How long, and where.
+        job: Where to train.
     """
     x, y, test_x, test_y = (part.to(job.device) for part in data)
     count, validation, batch = sizes
@@ -45,19 +42,8 @@ def drawn(
         lambda index: (x[chosen[index]], y[chosen[index]]),
         torch.Generator().manual_seed(ORDER_STREAM + seed),
     )
-    rates = [group["lr"] for group in optimizer.param_groups]
-
-    def scheduled(step: int) -> None:
-        warm = job.steps / 10
-        factor = min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * max(0.0, step - warm) / (job.steps - warm)))
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * factor
-
-    splits = {
-        "validation": lambda: parts(x[rest:], y[rest:]),
-        "test": lambda: parts(test_x, test_y),
-    }
-    return Loop(model, optimizer, batches, splits, before=scheduled)
+    splits = {"validation": lambda: parts(x[rest:], y[rest:]), "test": lambda: parts(test_x, test_y)}
+    return Loop(model, optimizer, batches, splits)
 
 
 def parts(x: Tensor, y: Tensor) -> Iterator[Batch]:

@@ -58,17 +58,3 @@ def resnet(width: int, blocks: int, dropout: float = 0.0, depth: float = 0.0) ->
             block.bn2 = nn.Sequential(block.bn2, StochasticDepth(depth * place / (2 * blocks), "row"))
         layers.append(block)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, CLASSES))
-
-
-def cnn(width: int, blocks: int, dropout: float = 0.0, hidden: float = 0.0) -> nn.Sequential:
-    """Return two stages of convolutions, the second twice as wide, and a hidden layer."""
-    layers: list[nn.Module] = []
-    before = 3
-    for after in (width, 2 * width):
-        for _ in range(blocks):
-            layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-            layers += [nn.Dropout2d(dropout)] if dropout else []
-            before = after
-        layers.append(nn.MaxPool2d(2))
-    layers += [nn.Flatten(), nn.Linear(before * (SIZE // 4) ** 2, 4 * width), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Dropout(hidden), nn.Linear(4 * width, CLASSES))

@@ -1,31 +1,34 @@
 """Studies of thin training: all methods of a task begin with one network, and differ in what they leave out alone."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import mrreg
 from benchmarks.core.comparison import Job
-from benchmarks.core.runner import Benchmark
-from benchmarks.experiments.regularizers import METHODS, NONE, Method
+from benchmarks.core.study import at_best_validation
+from benchmarks.data import graphs
+from benchmarks.experiments.regularizers import METHODS, Method, Regularizers, warming
 from benchmarks.experiments.text import thin as text
-from benchmarks.experiments.thin import chars, convolutions, draws, mnist, tabular, vit
+from benchmarks.experiments.thin import chars, convolutions, draws, graph, mnist, tabular, vit
 from benchmarks.experiments.thin.decoder import Decoder
 
-STUDIES: dict[str, Benchmark[Any]] = {
-    "mnist": mnist.BENCHMARK, "more": mnist.BENCHMARK_MORE, "chars": chars.BENCHMARK, "words": chars.BENCHMARK_WORDS,
-    "vit": vit.BENCHMARK, "convolutions": convolutions.BENCHMARK, "tabular": tabular.BENCHMARK,
+STUDIES: dict[str, Regularizers[Any]] = {
+    "mnist": mnist.STUDY, "characters": chars.STUDY, "words": chars.WORDS, "vit": vit.STUDY,
+    "convolutions": convolutions.STUDY, "table": tabular.STUDY, "graph": graph.STUDY,
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Few images, drawn at random, in the place of CIFAR-10, and a short text."""
+    """Few images, drawn at random, in the place of CIFAR-10, a short text, and a ring of nodes."""
     generator = torch.Generator().manual_seed(0)
     x, test_x = (torch.rand(count, 3, draws.SIZE, draws.SIZE, generator=generator) for count in (160, 50))
     y, test_y = (torch.arange(count) % draws.CLASSES for count in (160, 50))
@@ -33,19 +36,22 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "ptb").mkdir()
     for part in ("train", "valid", "test"):
         (tmp_path / "ptb" / f"ptb.{part}.txt").write_text("a b c d e f g h " * 300)
+    (tmp_path / "graphs").mkdir()
+    nodes = np.arange(30)
+    splits = dict(zip(("train", "valid", "test"), np.split(nodes, (10, 20)), strict=True))
+    edges = np.stack([nodes, np.roll(nodes, 1)], 1)
+    words = {"indptr": np.arange(31) * 2, "indices": np.arange(60) % 12}
+    np.savez(tmp_path / "graphs" / "cora.npz", edges=edges, labels=nodes % 3, **words, **splits)
     return tmp_path
 
 
-def trainings(study: Benchmark[Any], data: Path) -> list[tuple[str, Any]]:
-    """The trainings of the small preset with each method of its first setting, its first options chosen."""
-    comparison = study.runs.__self__.comparisons(study.presets["smoke"])[0]  # type: ignore[attr-defined]
-    found = []
-    for name, method in comparison.methods.items():
-        grid = comparison.search.grid.get(comparison.search.like.get(name, name)) if comparison.search else None
-        job = Job("compare", 4, comparison.setting, torch.device("cpu"), data, name)
-        built = study.runs.__self__.build(study.presets["smoke"], replace(method, **(grid or [{}])[0]), 1, job)  # type: ignore[attr-defined]
-        found.append((name, built))
-    return found
+def trainings(study: Regularizers[Any], data: Path) -> list[tuple[str, Any]]:
+    """The trainings of the small preset with each method, its first options chosen."""
+    job = Job("compare", 4, None, torch.device("cpu"), data, "")
+    return [
+        (name, study.build(study.presets["smoke"], replace(METHODS[name], **tried[0]), 1, job))
+        for name, tried in study.tried.grid().items()
+    ]
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -61,33 +67,37 @@ def test_every_method_begins_with_the_same_network_and_learns(name: str, data: P
         assert any(not torch.equal(p, old) for p, old in zip(loop.model.parameters(), before, strict=True)), method
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_method_that_is_tuned_has_as_many_trials(name: str) -> None:
-    for config in STUDIES[name].presets.values():
-        for comparison in STUDIES[name].runs.__self__.comparisons(config):  # type: ignore[attr-defined]
-            assert comparison.search
-            grid, like = comparison.search.grid, comparison.search.like
-            assert len({len(tried) for tried in grid.values()}) == 1
-            assert grid.keys() | like.keys() == comparison.methods.keys() - {NONE}
+@pytest.mark.parametrize("name", [*STUDIES, "finetune"])
+def test_every_method_has_four_trials_and_its_learning_rate_is_among_them(name: str) -> None:
+    for method, tried in {**STUDIES, "finetune": text.STUDY}[name].tried.grid().items():
+        assert len({repr(options) for options in tried}) == 4, method
+        assert all(options["lr"] > 0 for options in tried)
 
 
-def test_a_boost_that_is_not_given_is_k(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
-    """With which all records were made, whatever the library's own default is."""
-    given: list[Any] = []
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        (Method("thin", None), [None, None]),
+        (Method("thin", (("hidden", 0.5),), k=4, boost=2.0), [{"hidden": 0.5}, 2.0]),
+    ],
+)
+def test_thin_training_is_called_as_users_call_it(
+    method: Method, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
     thin = mrreg.thin
 
     def noted(*arguments: Any, **options: Any) -> Any:
-        given.append(options.get("boost"))
+        calls.append(options.get("boost") if "plan" in options else arguments[1])
         return thin(*arguments, **options)
 
     monkeypatch.setattr(mrreg, "thin", noted)
-    study = mnist.STUDY
-    for method in (Method("thin", (0.2, 0.5), k=4), Method("thin", (0.2, 0.5), k=4, boost=1.0)):
-        study.build(study.presets["smoke"], method, 0, Job("compare", 4, 100, torch.device("cpu"), None, ""))
-    assert [boost for boost in given if boost] == [4, 1.0]
+    monkeypatch.setattr("benchmarks.experiments.regularizers._GROUPS", {})
+    mnist.STUDY.build(mnist.PRESETS["smoke"], method, 0, Job("compare", 4, None, torch.device("cpu"), None, ""))
+    assert calls == given
 
 
-def test_images_are_drawn_from_those_that_do_not_validate_and_the_rate_falls_to_nothing() -> None:
+def test_images_are_drawn_from_those_that_do_not_validate() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * draws.SIZE**2, draws.CLASSES))
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     job = Job("compare", 20, None, torch.device("cpu"), None, "")
@@ -98,13 +108,31 @@ def test_images_are_drawn_from_those_that_do_not_validate_and_the_rate_falls_to_
     ]
     assert (len(set(drawn)), len(held)) == (100, 50)
     assert not held & set(drawn)
-    rates = []
-    for _ in range(20):
-        loop.step()
+
+
+def test_learning_rates_rise_to_what_they_were_and_stay() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.5)
+    before, rates = warming(optimizer, 4), []
+    for step in range(6):
+        before(step)
         rates.append(optimizer.param_groups[0]["lr"])
-    assert rates[:2] == [0.25, 0.5]
-    assert rates[1:] == sorted(rates[1:], reverse=True)
-    assert 0 < rates[-1] < 0.01
+    assert rates == [0.125, 0.25, 0.375, 0.5, 0.5, 0.5]
+
+
+def test_a_graph_is_averaged_over_neighbours(data: Path) -> None:
+    found = graphs.load("cora", data)
+    model = graph.GCN(found, 4, (0.0, 0.0))
+    dense = torch.zeros(30, 30)
+    dense[found.edges[0], found.edges[1]] = found.weights
+    torch.testing.assert_close(dense.sum(1), torch.ones(30))  # of a ring, with each node's own edge
+    expected = dense @ model.second((dense @ model.first(found.words)).relu())
+    torch.testing.assert_close(model(found.words, torch.arange(30)), expected)
+
+
+@pytest.mark.parametrize(("name", "best"), [("validation accuracy", 1), ("validation loss", 2)])
+def test_a_training_counts_where_validation_is_best(name: str, best: int) -> None:
+    curves = {name: [2.0, 3.0, 1.0, math.nan], "test": [10.0, 20.0, 30.0, 40.0]}
+    assert at_best_validation(curves)["test"] == curves["test"][best]
 
 
 def test_a_share_of_the_labels_is_wrong_and_always_the_same() -> None:
@@ -151,15 +179,8 @@ def test_decoder_sees_no_later_character() -> None:
 
 def test_an_encoder_has_its_own_dropout_everywhere_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.experiments.text.data.load", lambda *_: SimpleNamespace(classes=2))
-    config = text.Config(1, 4, (("SST-2", 16),), encoder="tiny")
-    job = Job("compare", 4, ("SST-2", 16), torch.device("cpu"), None, "")
-    for method in text.METHODS.values():
-        found = {m.p for m in text.network(config, method, job).modules() if isinstance(m, nn.Dropout)}
-        assert found == {method.p if method.kind == "dropout" else 0.0}
-
-
-def test_all_methods_have_names_of_their_own() -> None:
-    assert (
-        len({repr(method) for name, method in METHODS.items() if name not in (NONE, "weight decay")})
-        == len(METHODS) - 2
-    )
+    job = Job("compare", 4, None, torch.device("cpu"), None, "")
+    for method in (Method(), Method("dropout", 0.1), Method("thin", None)):
+        net = text.network(text.Config(1, 4, 16, encoder="tiny"), method, job)
+        found = {m.p for m in net.modules() if isinstance(m, nn.Dropout)}
+        assert found == {0.1 if method.kind == "dropout" else 0.0}

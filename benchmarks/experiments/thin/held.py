@@ -1,0 +1,96 @@
+"""Does it pay to hold a subset of the units for k - 1 steps, and to take a joint step after them?
+
+The networks and data of four studies with three optimizers each, at equal steps. All methods leave out the library's
+default shares.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.core.comparison import Comparison, Job, evenly
+from benchmarks.core.runner import Benchmark
+from benchmarks.core.sections import Shown
+from benchmarks.core.study import Study, at_best_validation
+from benchmarks.core.training import Loop
+from benchmarks.experiments.regularizers import NONE, OPTIMIZERS, Method, Regularizers
+from benchmarks.experiments.thin import chars, mnist, tabular, vit
+
+TASKS: dict[str, Regularizers[Any]] = {
+    "digits": mnist.STUDY, "table": tabular.STUDY, "vit": vit.STUDY, "characters": chars.STUDY,
+}  # fmt: skip
+NEW, NEW_K = "new units at every step", "new units every 5 steps"
+JOINT, BOOSTED = "held for 4 steps, then a joint one", "held for 4 steps, then a joint one, boost 5"
+METHODS = {
+    NONE: Method(),
+    NEW: Method("thin", None, k=1, joint=False),
+    NEW_K: Method("thin", None, joint=False),
+    JOINT: Method("thin", None, boost=1.0),
+    BOOSTED: Method("thin", None, boost=5.0),
+}
+RATES = {  # each for plain training and for thin
+    "digits": {"AdamW": 1e-3, "momentum": 0.02, "SGD": 0.1},
+    "table": {"AdamW": 3e-4, "momentum": 0.02, "SGD": 0.1},
+    "vit": {"AdamW": 1e-3, "momentum": 0.02, "SGD": 0.1},
+    "characters": {"AdamW": 2e-3, "momentum": 0.1, "SGD": 0.5},
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How long each task is trained; `seeds` are those of the comparison."""
+
+    seeds: int
+    steps: tuple[tuple[str, int], ...]
+    preset: str = "cpu"  # of the tasks
+    points: int = 5
+
+
+def comparisons(config: Config) -> list[Comparison[Method]]:
+    return [
+        Comparison(
+            {name: replace(method, optimizer=optimizer, lr=RATES[task][optimizer]) for name, method in METHODS.items()},
+            config.seeds, evenly(steps, config.points), setting=task, prefix=f"{task}, {optimizer}: ",
+            splits=("validation", "test"),
+        )
+        for optimizer in OPTIMIZERS if optimizer != "Adam"
+        for task, steps in config.steps
+    ]  # fmt: skip
+
+
+def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
+    study = TASKS[job.setting]
+    return study.build(study.presets[config.preset], method, seed, job)
+
+
+def shown(config: Config, preset: str) -> Sequence[Shown]:
+    found = []
+    for comparison in comparisons(config):
+        study = TASKS[comparison.setting]
+        unit = f"nats a {study.loss}"
+        own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if study.loss else {}
+        own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if study.loss else {}
+        pairs = [(JOINT, NEW), (JOINT, NEW_K), (BOOSTED, JOINT), (NEW, NONE), (JOINT, NONE)]
+        title = f"Held or new units: {comparison.prefix.removesuffix(': ')}"
+        labels = {name: f"{comparison.prefix}{name}" for name in METHODS}
+        found.append(Shown(title, labels, pairs, presets=frozenset({preset}), **own))
+    return found
+
+
+def _benchmark(name: str, loss: bool, data: str, presets: Mapping[str, Config]) -> Benchmark[Config]:
+    metric = "loss" if loss else "accuracy"
+    study = Study(name, presets, comparisons, build, metric, loss, at_best_validation, data=data)
+    found = [each for preset, config in presets.items() for each in shown(config, preset)]
+    return study.benchmark([each.section("equal steps", each.metric) for each in found], found)
+
+
+BENCHMARK = _benchmark("regularizers-held", False, "MNIST, diamonds, CIFAR-10", {
+    "smoke": Config(2, (("digits", 4),), "smoke", 2),
+    "cpu": Config(3, (("digits", 300), ("table", 300), ("vit", 200))),
+    "gpu": Config(10, (("digits", 5000), ("table", 5000), ("vit", 10_000)), "gpu"),
+})  # fmt: skip
+BENCHMARK_CHARACTERS = _benchmark("regularizers-held-characters", True, "Penn Treebank", {
+    "smoke": Config(2, (("characters", 4),), "smoke", 2),
+    "cpu": Config(3, (("characters", 500),)),
+    "gpu": Config(10, (("characters", 10_000),), "gpu"),
+})  # fmt: skip
