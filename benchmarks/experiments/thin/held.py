@@ -1,12 +1,16 @@
 """Does it pay to hold a subset of the units for k - 1 steps, and to take a joint step after them?
 
 The networks and data of four studies with three optimizers each, at equal steps. All methods leave out the library's
-default shares.
+default shares. Another question is what becomes of an optimizer's momentum while units are absent: it is held, decays
+as by gradients of zero, or begins anew.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
 
 from benchmarks.core.comparison import Comparison, Job, evenly
 from benchmarks.core.runner import Benchmark
@@ -21,12 +25,15 @@ TASKS: dict[str, Regularizers[Any]] = {
 }  # fmt: skip
 NEW, NEW_K = "new units at every step", "new units every 5 steps"
 JOINT, BOOSTED = "held for 4 steps, then a joint one", "held for 4 steps, then a joint one, boost 5"
+DECAYS, RESET = f"{JOINT}, momentum of absent units decays", f"{JOINT}, momentum of absent units is zero"
 METHODS = {
     NONE: Method(),
     NEW: Method("thin", None, k=1, joint=False),
     NEW_K: Method("thin", None, joint=False),
     JOINT: Method("thin", None, boost=1.0),
     BOOSTED: Method("thin", None, boost=5.0),
+    DECAYS: Method("thin", None, boost=1.0),
+    RESET: Method("thin", None, boost=1.0),
 }
 RATES = {  # each for plain training and for thin
     "digits": {"AdamW": 1e-3, "momentum": 0.02, "SGD": 0.1},
@@ -49,7 +56,8 @@ class Config:
 def comparisons(config: Config) -> list[Comparison[Method]]:
     return [
         Comparison(
-            {name: replace(method, optimizer=optimizer, lr=RATES[task][optimizer]) for name, method in METHODS.items()},
+            {name: replace(method, optimizer=optimizer, lr=RATES[task][optimizer])
+             for name, method in METHODS.items() if optimizer != "SGD" or name not in (DECAYS, RESET)},
             config.seeds, evenly(steps, config.points), setting=task, prefix=f"{task}, {optimizer}: ",
             splits=("validation", "test"),
         )
@@ -60,7 +68,34 @@ def comparisons(config: Config) -> list[Comparison[Method]]:
 
 def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
     study = TASKS[job.setting]
-    return study.build(study.presets[config.preset], method, seed, job)
+    loop = study.build(study.presets[config.preset], method, seed, job)
+    if job.name.endswith((DECAYS, RESET)):
+        _let_go(loop.optimizer, job.name.endswith(RESET))
+    return loop
+
+
+def _let_go(optimizer: Optimizer, reset: bool) -> None:
+    """Let the momentum of absent entries decay, Adam's second moment too, or set it to zero, after each masked step.
+
+    Absent are those whose state a step has left as it was, to the bit.
+    """
+    before: dict[tuple[Tensor, str], Tensor] = {}
+
+    def note(*_: Any) -> None:
+        states = [(p, key, value) for p, state in optimizer.state.items() for key, value in state.items()]
+        before.update({(p, key): value.clone() for p, key, value in states if key != "step"})
+
+    def let_go(*_: Any) -> None:
+        group = optimizer.param_groups[0]
+        factors = dict(zip(("exp_avg", "exp_avg_sq"), group.get("betas", ()), strict=False))
+        factors["momentum_buffer"] = group.get("momentum", 0.0)
+        for (p, key), old in before.items():
+            if not (reset and key == "exp_avg_sq"):
+                state = optimizer.state[p][key]
+                state[state == old] *= 0.0 if reset else factors[key]
+
+    optimizer.register_step_pre_hook(note)
+    optimizer.register_step_post_hook(let_go)
 
 
 def shown(config: Config, preset: str) -> Sequence[Shown]:
@@ -71,8 +106,9 @@ def shown(config: Config, preset: str) -> Sequence[Shown]:
         own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if study.loss else {}
         own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if study.loss else {}
         pairs = [(JOINT, NEW), (JOINT, NEW_K), (BOOSTED, JOINT), (NEW, NONE), (JOINT, NONE)]
+        pairs += [(JOINT, name) for name in (DECAYS, RESET) if name in comparison.methods]
         title = f"Held or new units: {comparison.prefix.removesuffix(': ')}"
-        labels = {name: f"{comparison.prefix}{name}" for name in METHODS}
+        labels = {name: f"{comparison.prefix}{name}" for name in comparison.methods}
         found.append(Shown(title, labels, pairs, presets=frozenset({preset}), **own))
     return found
 

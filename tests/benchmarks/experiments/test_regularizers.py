@@ -17,7 +17,7 @@ from benchmarks.core.study import at_best_validation
 from benchmarks.data import graphs
 from benchmarks.experiments.regularizers import METHODS, Method, Regularizers, warming
 from benchmarks.experiments.text import thin as text
-from benchmarks.experiments.thin import chars, convolutions, draws, graph, mnist, tabular, vit
+from benchmarks.experiments.thin import chars, convolutions, draws, graph, held, mnist, tabular, vit
 from benchmarks.experiments.thin.decoder import Decoder
 
 STUDIES: dict[str, Regularizers[Any]] = {
@@ -184,3 +184,22 @@ def test_an_encoder_has_its_own_dropout_everywhere_or_none(monkeypatch: pytest.M
         net = text.network(text.Config(1, 4, 16, encoder="tiny"), method, job)
         found = {m.p for m in net.modules() if isinstance(m, nn.Dropout)}
         assert found == {0.1 if method.kind == "dropout" else 0.0}
+
+
+def test_momentum_of_absent_units_is_held_or_decays_or_begins_anew() -> None:
+    """After the joint step of a cycle, AdamW's moments change only for units that are present."""
+    found = {}
+    for name in (held.JOINT, held.DECAYS, held.RESET):
+        config, job = held.Config(2, (), "smoke"), Job("compare", 4, "digits", torch.device("cpu"), None, name)
+        loop = held.build(config, replace(held.METHODS[name], optimizer="AdamW", lr=1e-3), 0, job)
+        for _ in range(5):
+            loop.step()
+        before = loop.optimizer.state[loop.model[0].weight]["exp_avg"].clone()
+        loop.step()
+        found[name] = before, loop.optimizer.state[loop.model[0].weight]["exp_avg"]
+    before, after = found[held.JOINT]
+    absent = (before == after).all(1)
+    assert absent.sum() == 4
+    torch.testing.assert_close(found[held.DECAYS][1][absent], 0.9 * before[absent])
+    assert not found[held.RESET][1][absent].any()
+    torch.testing.assert_close(found[held.DECAYS][1][~absent], after[~absent])
