@@ -122,7 +122,7 @@ def _benchmark(name: str, loss: bool, data: str, presets: Mapping[str, Config]) 
 
 BENCHMARK = _benchmark("regularizers-held", False, "MNIST, diamonds, CIFAR-10", {
     "smoke": Config(2, (("digits", 4),), "smoke", 2),
-    "cpu": Config(3, (("digits", 300), ("table", 300), ("vit", 200))),
+    "cpu": Config(3, (("digits", 400), ("table", 300), ("vit", 200))),
     "gpu": Config(10, (("digits", 5000), ("table", 5000), ("vit", 10_000)), "gpu"),
 })  # fmt: skip
 BENCHMARK_CHARACTERS = _benchmark("regularizers-held-characters", True, "Penn Treebank", {

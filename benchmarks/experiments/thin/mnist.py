@@ -39,7 +39,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, 100, 4, 2, 25, 16, 200, 1, data="digits"),
-    "cpu": Config(3, 1000, 300, width=512),
+    "cpu": Config(3, 1000, 600, 6),
     "gpu": Config(10, 5000, 5000, 10),
 }
 PRESETS["demo"] = Config(5, 300, 960, 8, 25, 600, 200, 3, 0.2, "digits")
@@ -84,7 +84,7 @@ STUDY = Regularizers(
     example=lambda config, _: torch.rand(2, pixels(config)),
     loop=loop,
     tried=Tried((3e-4, 1e-3, 3e-3, 1e-2), (0.1, 1.0), PAIRS, (shares(0.2, 0.5), shares(0.5, 0.25))),
-    note="Two hidden layers of 512 (`gpu`: 1,000), batch 100, AdamW. Validation is on 5,000 other training images. "
+    note="Two hidden layers of 1,000, batch 100, AdamW. Validation is on 5,000 other training images. "
     "In the demo: 64-600-600-10, a fifth of the training labels wrong.",
     data="MNIST",
 )
