@@ -176,7 +176,8 @@ class Multirate(Optimizer):
         self._diagnostics.step(where, groups, due)
         for part in self._bases:
             part.advance(self.state, ends, now)
-        if now == 0 and len(self._bases) > 1 and (counts := [key for key in self.state if isinstance(key, str)]):
+        keys: Iterable[object] = self.state if now == 0 and len(self._bases) > 1 else ()
+        if counts := [key for key in keys if isinstance(key, str)]:
             problem = f"a part keeps {quoted(counts)} for all its parameters, which the parts would share"
             raise invalid_state(f"{where}.step", problem, "Use this optimizer alone, with periods in its groups.")
         for group in due:

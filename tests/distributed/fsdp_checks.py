@@ -1,7 +1,5 @@
 """Checks of training with fully_shard on two ranks."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +14,6 @@ from distributed.cases import (
     PLAIN,
     STEPS,
     K,
-    agree,
     backward,
     batch,
     check,
@@ -50,27 +47,6 @@ def fsdp_masks(rank: int) -> None:
 
 
 @check
-def fsdp_masks_cut_along_other_dimensions(rank: int) -> None:
-    from torch.distributed.tensor import Shard
-
-    def columns(p: nn.Parameter) -> Shard | None:
-        return Shard(1) if p.dim() > 1 and p.shape[1] % 2 == 0 else None
-
-    def build() -> nn.Sequential:
-        torch.manual_seed(3)
-        layers = [nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(4, 3)]
-        kinds: tuple[Any, ...] = ("weight", "input", "output")
-        return nn.Sequential(
-            *(mrreg.MultirateMask(m, p=0.4, k=K, structure=s) for m, s in zip(layers, kinds, strict=True))
-        ).double()
-
-    net = build()
-    for layer in net:
-        fully_shard(layer, shard_placement_fn=columns)
-    equal_to_one_process(net, build(), PLAIN[0], rank, masks=True)
-
-
-@check
 def fsdp_masks_and_multirate(rank: int) -> None:
     equal_to_one_process(sharded(masked_net(rescale=True)), masked_net(rescale=True), masked_and_multirate, rank, True)
 
@@ -94,22 +70,6 @@ def fsdp_steps_communicate_nothing(rank: int) -> None:
     assert reduced == [3 if t % 2 == 0 else 2 for t in range(STEPS)]  # one for each layer that is due
 
 
-@check
-def fsdp_masks_put_into_a_sharded_model(rank: int) -> None:
-    net = mrreg.mask(sharded(plain_net(), single=True), {"2": 0.4, "4": 0.4}, k=K)
-    alone = masked_net()
-    optimizer, other = PLAIN[0](net), PLAIN[0](alone)
-    mrreg.attach(optimizer, net)
-    mrreg.attach(other, alone)
-    for t in range(STEPS):
-        for each, by, x in ((net, optimizer, batch(t).chunk(2)[rank]), (alone, other, batch(t))):
-            by.zero_grad()
-            backward(each, x)
-            nn.utils.clip_grad_norm_(each.parameters(), 0.1)
-            by.step()
-        agree(net, alone, rank)
-
-
 class Tied(nn.Module):
     """Two layers with one weight."""
 
@@ -123,33 +83,14 @@ class Tied(nn.Module):
         return out
 
 
-class Sequence(nn.Module):
-    """A masked Transformer layer over sequences of one token."""
-
-    def __init__(self, structure: Any) -> None:
-        super().__init__()
-        self.up = nn.Linear(6, 8)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.layer = mrreg.MultirateMask(layer, p=0.4, k=K, structure=structure)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(self.up(x)[:, None])[:, 0]
-        return out
-
-
 @check
-def fsdp_masks_of_tied_and_nested_layers(rank: int) -> None:
-    def tied() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 6), mrreg.MultirateMask(Tied(), p=0.4, k=K))
-
-    builds: tuple[Callable[[], nn.Module], ...] = (tied, *(partial(Sequence, s) for s in ("weight", "output")))
-    for build in builds:
-        nets = []
-        for _ in range(2):
-            torch.manual_seed(1)
-            nets.append(build().double())
-        fully_shard(nets[0])
-        equal_to_one_process(nets[0], nets[1], PLAIN[0], rank, masks=True)
+def fsdp_masks_of_tied_layers(rank: int) -> None:
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        nets.append(nn.Sequential(nn.Linear(6, 6), mrreg.MultirateMask(Tied(), p=0.4, k=K)).double())
+    fully_shard(nets[0])
+    equal_to_one_process(nets[0], nets[1], PLAIN[0], rank, masks=True)
 
 
 @check

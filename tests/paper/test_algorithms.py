@@ -42,27 +42,24 @@ def trained(
     build: Callable[[list[Parameter]], torch.optim.Optimizer],
     start: list[Array],
     batches: list[Batch],
-    key: str = "momentum_buffer",
+    key: str | None = "momentum_buffer",
 ) -> Iterator[State]:
-    """Parameters and one state tensor of each after every step."""
+    """Parameters, and where there is one a state tensor of each, after every step."""
     theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
     optimizer = build(theta)
     for batch in batches:
         torch.autograd.backward(loss(theta, batch))
         optimizer.step()
         optimizer.zero_grad()
-        yield [p.detach().numpy().copy() for p in theta], [optimizer.state[p][key].numpy().copy() for p in theta]
-
-
-def same(mine: Array, their: Array) -> None:
-    np.testing.assert_allclose(mine, their, rtol=0.0, atol=1e-12)
+        kept = [optimizer.state[p][key].numpy().copy() for p in theta] if key else []
+        yield [p.detach().numpy().copy() for p in theta], kept
 
 
 def agree(ours: Iterator[State], theirs: Iterator[State], steps: int) -> None:
     count = 0
     for (theta, momenta), (expected, expected_momenta) in zip(ours, theirs, strict=True):
-        for mine, their in zip(theta + momenta, expected + expected_momenta, strict=True):
-            same(mine, their)
+        for mine, their in zip(theta + momenta, expected + expected_momenta[: len(momenta)], strict=True):
+            np.testing.assert_allclose(mine, their, rtol=0.0, atol=1e-12)
         count += 1
     assert count == steps
 
@@ -72,28 +69,13 @@ def slow_first(**options: Any) -> Callable[[list[Parameter]], torch.optim.Optimi
 
 
 @pytest.mark.parametrize("k", KS)
-@pytest.mark.parametrize("mu", [0.5, 0.9])
-@pytest.mark.parametrize("omega", [0.0, 0.1])
+@pytest.mark.parametrize(("mu", "omega"), [(0.9, 0.0), (0.5, 0.1), (0.0, 0.1)])
 def test_algorithm_1_and_a1(start: list[Array], batches: list[Batch], k: int, mu: float, omega: float) -> None:
-    """Algorithms 1 (linear drift) and A1 (with weight decay)."""
+    """Algorithms 1 (linear drift) and A1 (with weight decay); at mu = 0 a momentum is one gradient with its decay."""
     used = batches[: CYCLES * k]
     build = slow_first(lr=LR, k=k, momentum=mu, weight_decay=omega)
-    agree(trained(build, start, used), oracles.algorithm_1(start, used, k * LR, k, mu, omega), len(used))
-
-
-@pytest.mark.parametrize("k", KS)
-def test_algorithm_1_without_momentum(start: list[Array], batches: list[Batch], k: int) -> None:
-    """Algorithm A1 at mu = 0: the slow momentum is one gradient with its decay."""
-    used = batches[: CYCLES * k]
-    theirs = [theta for theta, _ in oracles.algorithm_1(start, used, k * LR, k, 0.0, 0.1)]
-    theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-    optimizer = mrreg.MultirateSGD(ParameterList(theta), lr=LR, k=k, fast=theta[1:], weight_decay=0.1)
-    for batch, expected in zip(used, theirs, strict=True):
-        torch.autograd.backward(loss(theta, batch))
-        optimizer.step()
-        optimizer.zero_grad()
-        for mine, their in zip(theta, expected, strict=True):
-            same(mine.detach().numpy(), their)
+    ours = trained(build, start, used, "momentum_buffer" if mu else None)
+    agree(ours, oracles.algorithm_1(start, used, k * LR, k, mu, omega), len(used))
 
 
 @pytest.mark.parametrize("k", KS)
@@ -144,53 +126,40 @@ def test_adamw_holds_its_direction(start: list[Array], batches: list[Batch], k: 
 
 
 @pytest.mark.parametrize("k", KS)
-@pytest.mark.parametrize("word", ["mean", "sum"])
-@pytest.mark.parametrize("drift", [True, False])
+@pytest.mark.parametrize(("word", "drift"), [("mean", True), ("sum", False), ("mean", False)])
 def test_gathered_gradients(start: list[Array], batches: list[Batch], k: int, word: str, drift: bool) -> None:
     """A slow part that moves by all gradients of its cycle."""
     used = batches[: CYCLES * k]
     theirs = oracles.gathered(start, used, LR, k, mean=word == "mean", drift=drift)
-    theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-    optimizer = mrreg.MultirateSGD(ParameterList(theta), lr=LR, k=k, fast=theta[1:], drift=drift, gradient=word)
-    for batch, (expected, _) in zip(used, theirs, strict=True):
-        torch.autograd.backward(loss(theta, batch))
-        optimizer.step()
-        optimizer.zero_grad()
-        for mine, their in zip(theta, expected, strict=True):
-            same(mine.detach().numpy(), their)
+    agree(trained(slow_first(lr=LR, k=k, drift=drift, gradient=word), start, used, None), theirs, len(used))
 
 
 def test_a_changing_lr_scales_the_drift_of_the_moment(start: list[Array], batches: list[Batch]) -> None:
     """theta_S moves by the current lr times the momentum, also where the lr was 0 at the sync step."""
     rates = [0.0, 0.1, 0.05, 0.02, 0.01, 0.03]
-    theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-    optimizer = mrreg.MultirateSGD(ParameterList(theta), lr=0.1, k=3, fast=theta[1:], momentum=0.9)
-    slow, buffer = start[0], np.zeros_like(start[0])
-    for t, rate in enumerate(rates):
-        g = oracles.gradients([p.detach().numpy() for p in theta], batches[t])
-        buffer = 0.9 * buffer + g[0] if t % 3 == 0 else buffer
-        slow = slow - rate * buffer
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        torch.autograd.backward(loss(theta, batches[t]))
-        optimizer.step()
-        optimizer.zero_grad()
-        same(theta[0].detach().numpy(), slow)
+
+    def build(theta: list[Parameter]) -> torch.optim.Optimizer:
+        optimizer = slow_first(lr=1.0, k=3, momentum=0.9)(theta)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: rates[t % 6])
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
+        return optimizer
+
+    theta, momenta = start, [np.zeros_like(value) for value in start]
+    for t, ((found, buffers), rate) in enumerate(zip(trained(build, start, batches[:6]), rates, strict=True)):
+        g = oracles.gradients(theta, batches[t])
+        momenta = [0.9 * p + g[i] if i > 0 or t % 3 == 0 else p for i, p in enumerate(momenta)]
+        theta = [value - rate * p for value, p in zip(theta, momenta, strict=True)]
+        for mine, their in zip(found + buffers, theta + momenta, strict=True):
+            np.testing.assert_allclose(mine, their, rtol=0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_permuting_parameters_changes_nothing(start: list[Array], batches: list[Batch], order: tuple[int, ...]) -> None:
-    def run(order: tuple[int, ...]) -> list[Array]:
-        theta = [Parameter(torch.from_numpy(value).clone()) for value in start]
-        params = [theta[i] for i in order]
-        optimizer = mrreg.MultirateSGD(
-            params, lr=LR, k=3, fast=theta[1:], model=ParameterList(theta), momentum=0.9, weight_decay=0.1
+def test_permuting_parameters_changes_nothing(start: list[Array], batches: list[Batch]) -> None:
+    def built(order: tuple[int, ...]) -> Callable[[list[Parameter]], torch.optim.Optimizer]:
+        options: dict[str, Any] = {"lr": LR, "k": 3, "momentum": 0.9, "weight_decay": 0.1}
+        return lambda theta: mrreg.MultirateSGD(
+            [theta[i] for i in order], fast=theta[1:], model=ParameterList(theta), **options
         )
-        for batch in batches[:12]:
-            torch.autograd.backward(loss(theta, batch))
-            optimizer.step()
-            optimizer.zero_grad()
-        return [p.detach().numpy() for p in theta]
 
-    for mine, their in zip(run(order), run((0, 1, 2)), strict=True):
-        np.testing.assert_array_equal(mine, their)
+    plain = list(trained(built((0, 1, 2)), start, batches[:12]))
+    for order in ((2, 1, 0), (1, 0, 2)):
+        agree(trained(built(order), start, batches[:12]), iter(plain), 12)

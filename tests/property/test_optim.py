@@ -58,22 +58,6 @@ def test_a_copy_or_a_loaded_state_goes_on_bit_for_bit(
         assert by.due == optimizer.due
 
 
-@given(three, period_lists(), st.integers(1, 12))
-def test_a_part_is_due_where_its_period_divides_the_step_and_moves_only_then_or_by_drift(
-    choice: list[Base], periods: list[int], count: int
-) -> None:
-    net = network()
-    optimizer = built(net, choice, periods, drift=False)
-    params = [net.trunk.weight, net.trunk.bias, net.head.weight]
-    for t in range(count):
-        assert optimizer.due == tuple(t % k == 0 for k in periods)
-        before = [p.detach().clone() for p in params]
-        train(net, optimizer, range(t, t + 1))
-        assert all(p.requires_grad for p in params)
-        for p, old, k in zip(params, before, periods, strict=True):
-            assert t % k == 0 or torch.equal(p, old)
-
-
 @given(quiet, st.integers(1, 6), st.floats(0.0, 1.0), st.floats(-1.0, 1.0))
 def test_a_cycle_goes_as_far_with_drift_as_without_given_the_same_gradient(
     base: Base, k: int, start: float, gradient: float

@@ -187,20 +187,6 @@ def test_a_step_that_the_gradient_scaler_skips_is_none(make: Any, fused: bool) -
             assert p.requires_grad == q.requires_grad
 
 
-@pytest.mark.parametrize(("set_to_none", "by_model"), [(True, True), (False, False)])
-def test_both_forms_of_zero_grad(set_to_none: bool, by_model: bool) -> None:
-    """Stale or zero gradients of slow parts at a fast step move nothing."""
-    net, twin = network(), network()
-    optimizer = sgd(net)
-    for t in range(8):
-        torch.autograd.backward(loss(net, t))
-        optimizer.step()
-        (net if by_model else optimizer).zero_grad(set_to_none=set_to_none)
-    plain = sgd(twin)
-    train(twin, plain, range(8))
-    assert same(net, twin)
-
-
 def test_zero_grad_never_called() -> None:
     """As in torch, gradients add up; those of a slow part only at its sync steps."""
     net = network(torch.float64)

@@ -129,21 +129,6 @@ def test_no_speedup_is_predicted_beyond_what_backward_passes_cost(forward: float
     assert report.speedup(10**6) == pytest.approx(3)
 
 
-def test_costs_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "LEAST", 5)
-    measured: list[frozenset[Tensor]] = []
-    cost = measure.Pass.cost
-
-    def noted(self: measure.Pass, trainable: set[Tensor]) -> measure.Cost:
-        measured.append(frozenset(trainable))
-        return cost(self, trainable)
-
-    monkeypatch.setattr(measure.Pass, "cost", noted)
-    audited()
-    assert len(measured) == 2 * (1 + 5)
-    assert all(measured[i : i + 2] == measured[:2] for i in range(0, len(measured), 2))
-
-
 def test_memory_of_a_cycle_lies_between_its_steps() -> None:
     report = audited()
     assert report["bytes"]["fast"] < report["bytes"]["full"]

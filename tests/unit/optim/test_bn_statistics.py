@@ -97,39 +97,6 @@ def test_layers_follow_the_modules_before_them() -> None:
     assert [int(norm.num_batches_tracked) for norm in norms] == [1, 1, 1, K, K]
 
 
-class Net2d(nn.Module):
-    """A convolution before a normalization of any dimension."""
-
-    def __init__(self, dimension: int) -> None:
-        super().__init__()
-        self.conv = getattr(nn, f"Conv{dimension}d")(2, 3, 1)
-        self.norm = getattr(nn, f"BatchNorm{dimension}d")(3, momentum=None)
-        self.head = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.head(self.norm(self.conv(x)).flatten(2).mean(2))
-
-
-@pytest.mark.parametrize(("dimension", "sync"), [(1, False), (2, True), (3, False)])
-def test_all_kinds_of_layers(dimension: int, sync: bool) -> None:
-    """With a cumulative average, which counts the updates."""
-    model: Any = Net2d(dimension)
-    if sync:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=2, fast="head")
-    mrreg.batch_norm(optimizer, model, "sync")
-    means = []
-    for t in range(4):
-        x = torch.randn(4, 2, *[3] * dimension)
-        if t % 2 == 0:
-            means.append(model.conv(x).detach().transpose(0, 1).flatten(1).mean(1))
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert model.norm.num_batches_tracked == 2
-    torch.testing.assert_close(model.norm.running_mean, torch.stack(means).mean(0))
-
-
 def test_a_period_that_changes() -> None:
     model = network()
     optimizer = slow_trunk(model, k=2)

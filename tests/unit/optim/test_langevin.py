@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mrreg import LangevinSGD, Multirate
+from mrreg import LangevinSGD
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")  # gradients are put in by hand
 
@@ -213,17 +213,6 @@ def test_closure_is_called_once_with_gradients_on_and_its_loss_returned() -> Non
     assert calls == [True]
 
 
-def test_groups_have_their_own_options_and_names() -> None:
-    layer = nn.Linear(2, 2)
-    named: list[dict[str, Any]] = [{"params": [("w", layer.weight)], "temperature": 1}, {"params": [("b", layer.bias)]}]
-    optimizer = LangevinSGD(named, lr=1, momentum=np.float64(0.5))
-    assert [group["temperature"] for group in optimizer.param_groups] == [1.0, 0.0]
-    assert [group["param_names"] for group in optimizer.param_groups] == [["w"], ["b"]]
-    assert {type(group[key]) for group in optimizer.param_groups for key in ("lr", "momentum", "temperature")} == {
-        float
-    }
-
-
 NUMBER = "LangevinSGD: {} must be a number, {}, got {}."
 NOT_NEGATIVE = "finite and at least 0"
 
@@ -251,16 +240,6 @@ def test_a_refused_group_changes_nothing() -> None:
     with pytest.raises(ValueError, match="LangevinSGD: "):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "momentum": 1.0})
     assert len(optimizer.param_groups) == 1
-
-
-def test_fast_and_slow_parts_of_equal_seed_draw_different_noise() -> None:
-    params = [nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(1000))]
-    bases = [LangevinSGD([p], lr=0.1, temperature=0.5) for p in params]
-    optimizer = Multirate(list(zip(bases, (1, 5), strict=True)), model=nn.ParameterList(params[::-1]))
-    for p in params:
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    assert abs(torch.corrcoef(torch.stack([p.detach() for p in params]))[0, 1].item()) < 0.12
 
 
 @pytest.mark.gpu

@@ -1,8 +1,6 @@
 """The engine: what it refuses, what it says of itself, what is a step, and how parts move."""
 
 import copy
-from collections import defaultdict
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,17 +118,6 @@ def test_a_call_without_any_gradient_is_no_step() -> None:
         assert same(net, twin)
 
 
-def test_calls_without_gradients_that_never_end_warn() -> None:
-    net = network()
-    optimizer = sgd(net)
-    train(net, optimizer, range(1))
-    optimizer.step()
-    optimizer.step()
-    with pytest.warns(mrreg.NoEffectWarning, match="3 calls in a row"):
-        optimizer.step()
-    optimizer.step()
-
-
 def test_zero_lr_and_zero_gradients_are_no_step_but_either_alone_is() -> None:
     for lr, gradient, steps in ((0.0, 0.0, 0), (0.0, 1.0, 1), (0.1, 0.0, 1)):
         fast, slow = one(2), one(2)
@@ -216,21 +203,6 @@ class TestUse:
         mrreg.MultirateSGD(network(), lr=0.1, k=3, fast=["trunk", "head.bias"])
         mrreg.MultirateSGD(mrreg.biases(net := network()), lr=0.1, k=3, model=net)
 
-    def test_an_lr_left_out_where_a_trainer_has_one(self) -> None:
-        """The Trainer calls optimizer_cls(groups, **options), and does not pass its own rate on."""
-
-        class Trainer:
-            def __init__(self, rate: float) -> None:
-                self.args = SimpleNamespace(learning_rate=rate)
-
-            def create(self, **options: Any) -> Optimizer:
-                return mrreg.MultirateAdamW(network(), fast="head", **options)
-
-        with pytest.warns(mrreg.NoEffectWarning, match=r"MultirateAdamW: lr was left out and is 0.001, since .* 5e-05"):
-            assert Trainer(5e-5).create().param_groups[0]["lr"] == 1e-3
-        Trainer(5e-5).create(lr=2e-5)
-        Trainer(1e-3).create()
-
     def test_a_class_in_the_place_of_an_instance(self) -> None:
         with pytest.raises(TypeError, match=r"SGD is a class: give an instance, SGD\(...\)"):
             mrreg.Multirate([(torch.optim.SGD, 1)])  # type: ignore[list-item]
@@ -306,31 +278,6 @@ def test_a_period_that_does_not_fit_is_refused_before_anything_moves(period: Any
     assert clock(optimizer) == 0
 
 
-def emptied(optimizer: Any) -> None:
-    for own in optimizer.state.values():
-        own.clear()
-
-
-def replaced(optimizer: Any) -> None:
-    optimizer.state = defaultdict(dict)
-
-
-@pytest.mark.parametrize("reset", [emptied, replaced])
-@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"momentum": 0.0}, {"gradient": "mean"}])
-def test_state_that_the_user_reset_rests_and_starts_again(reset: Any, options: dict[str, Any]) -> None:
-    for steps in range(1, 4):
-        net = network()
-        optimizer = sgd(net, **options)
-        train(net, optimizer, range(steps))
-        reset(optimizer)
-        before = net.trunk.weight.clone()
-        train(net, optimizer, range(steps, 3))
-        assert torch.equal(net.trunk.weight, before)
-        train(net, optimizer, range(3, 4))
-        assert optimizer.state[net.trunk.weight]
-        assert not torch.equal(net.trunk.weight, before)
-
-
 def test_float32_is_as_exact_as_torch() -> None:
     """At lr 1e-5 and k = 10, after 1,000 steps: the drifted parameters against float64, as torch.optim.SGD's are."""
     generator = torch.Generator().manual_seed(0)
@@ -350,27 +297,14 @@ def test_float32_is_as_exact_as_torch() -> None:
     assert errors[10] <= 1.5 * errors[1], errors
 
 
-class Called(nn.Module):
-    """A model whose forward says that a step begins."""
-
-    def __init__(self, params: list[Parameter]) -> None:
-        super().__init__()
-        self.params = nn.ParameterList(params)
-
-    def forward(self) -> None:
-        """Compute nothing."""
-
-
 def test_words_for_the_gradient_per_part() -> None:
-    fast, slow, slower = one(2), one(2), one(2)
-    bases = [(plain(fast), 1), (plain(slow), 2), (plain(slower), 4)]
-    model = Called([slower, slow, fast])
-    optimizer = mrreg.Multirate(bases, gradient=["sync", "sum", "sync"], model=model)
-    for p in (fast, slow, slower):
-        p.grad = torch.ones(2)
-    optimizer.step()
-    model()
-    assert [p.requires_grad for p in (fast, slow, slower)] == [True, True, False]
+    net = network()
+    parts = [(plain(*net.head.parameters()), 1), (plain(net.trunk.weight), 2), (plain(net.trunk.bias), 4)]
+    optimizer = mrreg.Multirate(parts, gradient=["sync", "sum", "sync"], phase=[0, 0, 1], model=net)
+    train(net, optimizer, range(3))
+    loss(net, 3)
+    assert [group["phase"] for group in optimizer.param_groups] == [0, 0, 1]
+    assert [p.requires_grad for p in net.parameters()] == [True, False, True, True]
 
 
 def test_capture_in_a_cuda_graph_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,28 +410,6 @@ class TestPhase:
                     b.zero_grad()
             losses.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
         torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-14)
-
-    def test_groups_say_it_and_saved_states_keep_it(self) -> None:
-        net = network()
-        groups = mrreg.split(net, fast="head")
-        groups[1]["phase"] = 2
-        optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=3, momentum=0.9, model=net)
-        train(net, optimizer, range(4))
-        assert optimizer.due == (True, False)
-        saved = copy.deepcopy(optimizer.state_dict())
-        with pytest.raises(ValueError, match="saved with phase=0, got 2"):
-            sgd(network()).load_state_dict(saved)
-        twin = copy.deepcopy(net)
-        given = [{**g, "params": p} for g, p in zip(groups, parts_of(twin), strict=True)]
-        again = mrreg.MultirateSGD(given, k=3, model=twin)
-        again.load_state_dict(saved)
-        for each, by in ((net, optimizer), (twin, again)):
-            train(each, by, range(4, 9))
-        assert same(net, twin)
-
-
-def parts_of(net: Any) -> list[list[Tensor]]:
-    return [list(net.head.parameters()), list(net.trunk.requires_grad_(True).parameters())]
 
 
 class TwoModes(torch.optim.SGD):

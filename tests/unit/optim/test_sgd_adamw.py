@@ -23,24 +23,12 @@ def periods(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("form", BOTH)
-def test_what_fast_may_be(form: Any) -> None:
+def test_params_and_fast_in_several_forms(form: Any) -> None:
     net = network()
-    choices = [
-        net.head,
-        [net.head],
-        net.head.parameters(),
-        list(net.head.parameters()),
-        net.head.named_parameters(),
-        (p for p in net.head.parameters()),
-    ]
-    for fast in choices:
-        assert periods(form(net, 0.1, 5, fast)) == [(1, 2), (5, 2)]
-    assert periods(form(net.parameters(), fast=net.head.bias, model=net)) == [(1, 1), (5, 3)]
+    assert periods(form(net, 0.1, 5, net.head.named_parameters())) == [(1, 2), (5, 2)]
     assert periods(form(net.named_parameters(), fast="head", k=2, model=net)) == [(1, 2), (2, 2)]
-    assert periods(form(iter(net.parameters()), k=np.int64(3), fast=[net.head.bias, net.trunk], model=net)) == [
-        (1, 3),
-        (3, 1),
-    ]
+    given: Any = {"k": np.int64(3), "fast": [net.head.bias, net.trunk], "model": net}
+    assert periods(form(iter(net.parameters()), **given)) == [(1, 3), (3, 1)]
 
 
 @pytest.mark.parametrize("form", BOTH)
@@ -228,12 +216,10 @@ FIT: dict[str, Any] = {"params": [net.weight, net.bias], "fast": net.bias, "mode
 REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"k": 0}, "k must be a whole number, at least 1, got 0"),
     (TypeError, {"k": 2.0}, "k must be a whole number.*2.0"),
-    (TypeError, {"k": True}, "k must be a whole number.*True"),
     (ValueError, {"lr": -0.1}, "Invalid learning rate: -0.1"),  # torch checks what is torch's
     (ValueError, {"slow_lr": "fast"}, "slow_lr must be a number or one of .*'fast'"),
     (ValueError, {"slow_lr": -1.0}, "slow_lr must be at least 0"),
     (TypeError, {"slow_lr": None}, "slow_lr must be a number"),
-    (TypeError, {"params": net.weight}, "params must be a module, parameters"),
     (ValueError, {"params": nn.ReLU(), "fast": None}, "params must be something with parameters"),
     (TypeError, {"model": [net]}, "model must be the nn.Module with all slow parameters, got 'list'"),
     (
@@ -244,9 +230,6 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
     (ValueError, {"model": nn.Linear(2, 2)}, "model must be the module that holds all slow parameters, got .* without"),
     (ValueError, {"params": net, "model": nn.Sequential(net)}, "model must be left out where params is a module"),
     (ValueError, {"params": [], "fast": None}, "params must be something .* got .*iterator ends after use"),
-    (ValueError, {"fast": []}, "fast must be a choice of at least one parameter"),
-    (ValueError, {"fast": other}, r"fast must be parameters of the model"),
-    (ValueError, {"fast": [net.weight, net.bias]}, "fast must be some of the parameters"),
     (ValueError, {"params": [{"params": [net.weight], "period": 5}, {"params": [net.bias]}]}, "fast must be left out"),
     (ValueError, {"params": [{"params": [net.weight], "period": None}], "fast": None}, "1 for the fastest part"),
     (TypeError, {"params": [{"params": [net.weight], "period": "5"}], "fast": None}, "period must be a whole number"),
