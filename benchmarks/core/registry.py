@@ -63,25 +63,20 @@ REGISTERED = {
     "speed thin": Entry("speed.thin", "what training thin networks saves", 1, IMAGES + ENCODER[:1]),
     "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", 0.5),
     "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", 3, IMAGES),
-    "transfer-digits": Entry(
-        "transfer.experiment:BENCHMARK_DIGITS", "a network pretrained on CIFAR-10 fine-tuned on MNIST", 1, IMAGES
-    ),
     "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", 2, ENCODER),
     "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays", 3, ENCODER),
-    "regularizers-digits": Entry("thin.mnist", "thin training, dropout and weight decay on few digits", 3, IMAGES),
-    "regularizers-held": Entry(
-        "thin.held", "whether to hold a subset and take joint steps, or to draw at every step", 3
+    "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder", 3),
+    "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
+    "thin-mnist-more": Entry(
+        "thin.mnist:BENCHMARK_MORE", "the same on all images, and together with dropout", 3, IMAGES
     ),
-    "regularizers-characters": Entry("thin.chars", "thin training, dropout and weight decay for characters", 3),
-    "regularizers-held-characters": Entry("thin.held:BENCHMARK_CHARACTERS", "held subsets or new ones, characters", 2),
-    "regularizers-vit": Entry(
-        "thin.vit", "thin training, dropout, stochastic depth of a vision transformer", 3, IMAGES
+    "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),
+    "thin-tabular": Entry(
+        "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", 2, ("plotnine",)
     ),
-    "regularizers-table": Entry("thin.tabular", "thin training, dropout and weight decay on a table", 2, ("plotnine",)),
-    "regularizers-cora": Entry("thin.graph", "thin training, dropout and weight decay on a citation graph"),
-    "regularizers-citeseer": Entry("thin.graph:BENCHMARK_CITESEER", "the same on another graph"),
-    "regularizers-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d of a ResNet", 3, IMAGES),
-    "regularizers-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, or thin", 3, ENCODER),
-    "regularizers-words": Entry("thin.chars:BENCHMARK_WORDS", "thin training, dropout and weight decay for words", 3),
-    "scale": Entry("scale", "bytes and seconds of data-parallel training, and what many GPUs would save", 0.5),
+    "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", 3, IMAGES),
+    "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", 3, ENCODER),
+    "thin-words": Entry(
+        "thin.chars:BENCHMARK_WORDS", "thin sub-networks, dropout and weight decay for a word-level decoder", 3
+    ),
 }

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from benchmarks.experiments.scale import counted
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 
 import mrreg
-from benchmarks.experiments.scale import counted
 from distributed.cases import (
     DDP,
     ENGINES,

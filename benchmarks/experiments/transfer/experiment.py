@@ -1,22 +1,18 @@
 """Fine-tuning pretrained networks on CIFAR (the paper's figures 4, 5, 6 and A10), at equal epochs and at equal seconds.
 
-`gpu` and `paper` take torchvision's ResNets; `cpu` the one ImageNet network at hand, a MobileNet, and few images, and
-`transfer-digits` a small network that was pretrained on CIFAR-10, on MNIST. Beside the paper's learning rate, which it
-tuned for full fine-tuning and gave to all, each method gets its own, chosen among the same ones by accuracy on other
-images. Preparing the images is not in the cost of a step.
+`gpu` and `paper` take torchvision's ResNets; `cpu` the one ImageNet network at hand, a MobileNet, and few images.
+Beside the paper's learning rate, which it tuned for full fine-tuning and gave to all, each method gets its own, chosen
+among the same ones by accuracy on other images. Preparing the images is not in the cost of a step.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch import Tensor
 
-import mrreg
 from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly
 from benchmarks.core.records import Record
 from benchmarks.core.sections import AT_SECONDS, Claim, Curves, Row, Section, Shown, Values, gain, searched
@@ -24,35 +20,27 @@ from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
 from benchmarks.experiments.transfer import data as transfer_data
 from benchmarks.experiments.transfer.data import prepare
-from benchmarks.experiments.transfer.models import SOURCES, Name, parts, pretrained
+from benchmarks.experiments.transfer.models import (
+    BLOCK,
+    FC,
+    FULL,
+    GRADUAL,
+    METHODS,
+    MULTIRATE,
+    MULTIRATE_BLOCK,
+    MULTIRATE_HELD,
+    SOURCES,
+    K,
+    Method,
+    Name,
+    optimizer,
+    pretrained,
+    unfreeze,
+)
 
-K, MOMENTUM = 5, 0.9
 CHUNK = 250  # images evaluated at once
 
 
-@dataclass(frozen=True)
-class Method:
-    """The parts of a network that train, and how often; parts are counted from the last."""
-
-    trained: int | None = None  # how many parts train; None is all of them
-    fast: int | None = None  # how many parts train at every step, the others at every K-th; None is ordinary training
-    slow_lr: str = "coupled"  # the learning rate of slow parts, as `MultirateSGD` takes it
-    gradual: bool = False  # one more part trains from each epoch on
-    lr: float | None = None  # the learning rate; None is that of the comparison
-
-
-FULL, FC, BLOCK, GRADUAL = "full fine-tuning", "fc only", "last block + fc only", "gradual unfreezing"
-MULTIRATE, MULTIRATE_BLOCK = f"multirate k = {K}, fast: fc", f"multirate k = {K}, fast: fc + last block"
-MULTIRATE_HELD = f"{MULTIRATE}, slow lr / k"
-METHODS = {
-    FULL: Method(),
-    MULTIRATE: Method(fast=1),
-    MULTIRATE_BLOCK: Method(fast=2),
-    MULTIRATE_HELD: Method(fast=1, slow_lr="per_gradient"),
-    FC: Method(trained=1),
-    BLOCK: Method(trained=2),
-    GRADUAL: Method(gradual=True),
-}
 PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
 FEW = (FULL, MULTIRATE, BLOCK)  # for which there is time on a CPU
 
@@ -108,7 +96,6 @@ class Pair:
 MOBILENET = Pair("mobilenet", "cifar10")
 RESNET34 = Pair("resnet34", "cifar10")
 RESNET50 = Pair("resnet50", "cifar100", (CONSTANT,))
-RESNET20 = Pair("resnet20", "mnist", (CONSTANT, OWN))
 
 
 @dataclass(frozen=True)
@@ -131,9 +118,10 @@ class TransferConfig:
     points: int = 5
     timings: int = 15
 
-    def epoch(self, pair: Pair) -> int:
+    @property
+    def epoch(self) -> int:
         """Return the steps of an epoch; the last, short batch is left out."""
-        return (self.images or (self.pool or transfer_data.IMAGES[pair.data]) - self.validation) // self.batch
+        return (self.images or (self.pool or 50_000) - self.validation) // self.batch
 
 
 PRESETS = {
@@ -147,18 +135,6 @@ PRESETS = {
     ),
     "gpu": TransferConfig(seeds=5, few=3, pairs=(RESNET34, RESNET50), epochs=5, images=10_000),
     "paper": TransferConfig(seeds=20, few=20, pairs=(RESNET34, RESNET50), epochs=10),
-}  # fmt: skip
-DIGITS = {
-    "smoke": TransferConfig(
-        seeds=1, few=1, pairs=(RESNET20,), epochs=1, pool=40, images=16, test_images=20, validation=20, pixels=32,
-        batch=4, lrs=(0.001,), points=1, timings=1,
-    ),
-    "cpu": TransferConfig(
-        seeds=5, few=5, pairs=(RESNET20,), epochs=4, images=640, test_images=2000, validation=1000, pixels=32,
-        batch=16, points=2,
-    ),
-    "gpu": TransferConfig(seeds=5, few=5, pairs=(RESNET20,), epochs=4, images=5000, pixels=32),
-    "paper": TransferConfig(seeds=20, few=20, pairs=(RESNET20,), epochs=10, pixels=32),
 }  # fmt: skip
 
 
@@ -174,7 +150,7 @@ def comparisons(config: TransferConfig) -> list[Comparison[Method]]:
 
 
 def _comparison(config: TransferConfig, pair: Pair, name: str) -> Comparison[Method]:
-    variant, epoch, count = VARIANTS[name], config.epoch(pair), pair.parts
+    variant, epoch, count = VARIANTS[name], config.epoch, pair.parts
 
     def stage(trained: int) -> str:
         """Return the name under which the cost of training the last so many of all parts stands."""
@@ -197,22 +173,6 @@ def _comparison(config: TransferConfig, pair: Pair, name: str) -> Comparison[Met
     )
 
 
-def optimizer(net: nn.Module, network: Name, method: Method, lr: float, weight_decay: float) -> Optimizer:
-    """Return SGD with momentum, or MultirateSGD where some parts are slow; what does not train gets no gradient."""
-    options: dict[str, Any] = {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay}
-    if method.fast is not None:
-        return mrreg.MultirateSGD(net, k=K, fast=parts(network, method.fast), slow_lr=method.slow_lr, **options)
-    unfreeze(net, network, 1 if method.gradual else method.trained)
-    return SGD(net.parameters(), **options)
-
-
-def unfreeze(net: nn.Module, network: Name, count: int | None) -> None:
-    """Let the last `count` parts require gradients and no others; all of them if None."""
-    net.requires_grad_(count is None)
-    for module in parts(network, count or 0):
-        net.get_submodule(module).requires_grad_(True)
-
-
 def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
     """Return the training of a pretrained network; images and their order follow from the seed alone."""
     pair, variant = job.setting
@@ -227,7 +187,7 @@ def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
 
     def before(step: int) -> None:
         if method.gradual:
-            unfreeze(net, pair.network, min(step // config.epoch(pair) + 1, pair.parts))
+            unfreeze(net, pair.network, min(step // config.epoch + 1, pair.parts))
         if variant.decay:
             for group, lr in zip(stepper.param_groups, rates, strict=True):
                 group["lr"] = lr * (1 - step / job.steps)
@@ -259,25 +219,15 @@ NOTE = (
     "SGD with momentum 0.9, no augmentation; BatchNorm in training mode everywhere, in frozen and slow parts too. "
     "All methods of a seed share training images, their order and the new last layer. The figures of the paper have "
     "no numbers to compare with; what it says of them stands as claims. The last block is stage3 of the MobileNet, "
-    "layer3 of the ResNet-20, layer4 of other ResNets. Gradual unfreezing (Howard and Ruder, 2018) adds one part an "
+    "layer4 of other ResNets. Gradual unfreezing (Howard and Ruder, 2018) adds one part an "
     "epoch."
 )
-ABOUT_PAIR = {
-    RESNET20: (
-        " Beyond the paper: a small network that knows the photographs of CIFAR-10 learns the digits of MNIST (28 "
-        "pixels with a border of two), from as many images in as many epochs as the record's configuration says."
-    ),
-    MOBILENET: (
-        " Preset cpu: a MobileNetV1 (width 0.25) is fine-tuned on 640 images of CIFAR-10 at 96 pixels (drawn anew for "
-        "each seed) in batches of 16 for 4 epochs, instead of a ResNet-34 on all of them; 1,000 test images."
-    ),
-}
+SMALLER = (
+    " Preset cpu: a MobileNetV1 (width 0.25) is fine-tuned on 640 images of CIFAR-10 at 96 pixels (drawn anew for each "
+    "seed) in batches of 16 for 4 epochs, instead of a ResNet-34 on all of them; 1,000 test images."
+)
 WEIGHTS = "weights pretrained on ImageNet"
 NEEDS = {RESNET34: WEIGHTS, RESNET50: f"{WEIGHTS} and CIFAR-100"}  # that are not at hand everywhere
-TASKS = {
-    MOBILENET: "CIFAR-10, MobileNet pretrained on ImageNet",
-    RESNET20: "MNIST, ResNet-20 pretrained on CIFAR-10",
-}
 
 
 def shown(pair: Pair, variant: str, presets: frozenset[str]) -> Shown:
@@ -286,8 +236,9 @@ def shown(pair: Pair, variant: str, presets: frozenset[str]) -> Shown:
     facts = partial(_facts, pair) if variant == OWN else lambda record, name: ()
     return Shown(
         f"{pair.title}, {variant}", methods, [(MULTIRATE, each) for each in (FC, BLOCK) if each in methods],
-        note=NOTE + ABOUT_PAIR.get(pair, "") + VARIANTS[variant].note, facts=facts, presets=presets,
-        ylabel="test accuracy in %", task=TASKS.get(pair, "") if variant == OWN else "", against=[(MULTIRATE, FULL)],
+        note=NOTE + (SMALLER if pair == MOBILENET else "") + VARIANTS[variant].note, facts=facts, presets=presets,
+        ylabel="test accuracy in %", against=[(MULTIRATE, FULL)],
+        task="CIFAR-10, MobileNet pretrained on ImageNet" if pair == MOBILENET and variant == OWN else "",
     )  # fmt: skip
 
 
@@ -326,7 +277,7 @@ def speed(pair: Pair, presets: frozenset[str]) -> Section:
         claims=(Claim(f"{MULTIRATE}: more than {FASTER} times as fast", faster(MULTIRATE), FASTER),),
         presets=presets,
         note="Forward, backward and optimizer of a whole cycle; all methods in turns in one process."
-        + (" Seconds of the process, on one thread." if pair in ABOUT_PAIR else ""),
+        + (" Seconds of the process, on one thread." if pair == MOBILENET else ""),
     )  # fmt: skip
 
 
@@ -340,18 +291,11 @@ STUDY = Study(
 )  # fmt: skip
 
 
-def benchmark(study: Study[TransferConfig, Method], pairs: Sequence[tuple[Pair, Sequence[str]]]) -> Any:
-    """Return a study of some pairs, and the presets that have each."""
-    found: list[Section] = []
-    every: list[Shown] = []
-    for pair, presets in pairs:
-        for variant in pair.variants:
-            every.append(shown(pair, variant, frozenset(presets)))
-            found += sections(every[-1], pair, variant)
-        found.append(speed(pair, frozenset(presets)))
-    return study.benchmark(found, every)
-
-
-LARGE = ("gpu", "paper")
-BENCHMARK = benchmark(STUDY, [(MOBILENET, ("smoke", "cpu")), (RESNET34, LARGE), (RESNET50, LARGE)])
-BENCHMARK_DIGITS = benchmark(replace(STUDY, name="transfer-digits", presets=DIGITS), [(RESNET20, tuple(DIGITS))])
+LARGE = frozenset({"gpu", "paper"})
+SHOWN, SECTIONS = list[Shown](), list[Section]()
+for pair, presets in ((MOBILENET, frozenset({"smoke", "cpu"})), (RESNET34, LARGE), (RESNET50, LARGE)):
+    for variant in pair.variants:
+        SHOWN.append(shown(pair, variant, presets))
+        SECTIONS += sections(SHOWN[-1], pair, variant)
+    SECTIONS.append(speed(pair, presets))
+BENCHMARK = STUDY.benchmark(SECTIONS, SHOWN)

@@ -1,21 +1,21 @@
-"""Pretrained networks with a new last layer, and their parts from the last to the first."""
+"""Pretrained networks with a new last layer, their parts from the last to the first, and which of them train when."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.optim import SGD, Optimizer
 from torchvision import models
 
+import mrreg
 from benchmarks.core.errors import UserError
 from benchmarks.data.locate import locate
 
-Name = Literal["mobilenet", "resnet20", "resnet34", "resnet50"]
+Name = Literal["mobilenet", "resnet34", "resnet50"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Source:
     url: str  # where torchvision has them; empty where nobody offers them for download
     # names of its modules, from the last (trained first by whoever trains in part) to the first
     parts: tuple[tuple[str, ...], ...]
-    data: str = "ImageNet"  # what it was pretrained on
 
 
 class MobileNetV1(nn.Module):
@@ -69,42 +68,6 @@ def _separable(before: int, after: int, stride: int = 1) -> nn.Sequential:
     )
 
 
-class ResNet20(nn.Module):
-    """The network of He et al. (2016) for images of 32 pixels: three stages of three blocks, 16, 32 and 64 channels.
-
-    Shape:
-        (N, 3, H, W) -> (N, classes)
-    """
-
-    def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-        self.layer1 = nn.Sequential(*(_Block(16, 16) for _ in range(3)))
-        self.layer2 = nn.Sequential(_Block(16, 32, 2), _Block(32, 32), _Block(32, 32))
-        self.layer3 = nn.Sequential(_Block(32, 64, 2), _Block(64, 64), _Block(64, 64))
-        self.fc = nn.Linear(64, classes)
-
-    def forward(self, x: Tensor) -> Tensor:  # (N, 3, H, W) -> (N, classes)
-        x = F.relu(self.bn1(self.conv1(x)))
-        y: Tensor = self.fc(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
-        return y
-
-
-class _Block(nn.Module):
-    """Two convolutions and a shortcut without parameters: every second pixel, and channels of zeros around its own."""
-
-    def __init__(self, before: int, after: int, stride: int = 1) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after)
-        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, padding=1, bias=False), nn.BatchNorm2d(after)
-        self.stride, self.more = stride, (after - before) // 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.more, self.more))
-        return F.relu(y + shortcut)
-
-
 def _resnet(title: str, build: Callable[[], nn.Module], url: str) -> Source:
     parts = (("fc",), ("layer4",), ("layer3",), ("layer2",), ("layer1", "conv1", "bn1"))
     return Source(title, build, f"models/{url.rpartition('/')[2]}", url, parts)
@@ -114,11 +77,6 @@ SOURCES: dict[Name, Source] = {
     "mobilenet": Source(
         "MobileNetV1 (width 0.25)", MobileNetV1, "models/mobilenet_v1_025_imagenet.pt", "",
         (("fc",), ("stage3",), ("stage2",), ("stage1",)),
-    ),
-    "resnet20": Source(
-        "ResNet-20", ResNet20, "models/resnet20-12fca82f.th",
-        "https://github.com/akamaster/pytorch_resnet_cifar10/raw/master/pretrained_models/resnet20-12fca82f.th",
-        (("fc",), ("layer3",), ("layer2",), ("layer1", "conv1", "bn1")), "CIFAR-10",
     ),
     "resnet34": _resnet("ResNet-34", models.resnet34, models.ResNet34_Weights.IMAGENET1K_V1.url),
     "resnet50": _resnet("ResNet-50", models.resnet50, models.ResNet50_Weights.IMAGENET1K_V1.url),
@@ -133,10 +91,10 @@ def pretrained(name: Name, classes: int, folder: Path | None) -> nn.Module:
     """
     source = SOURCES[name]
     net = source.build()
-    path = locate(f"{source.title}, trained on {source.data}", [source.file], folder, _download(source)) / source.file
+    path = locate(f"{source.title}, trained on ImageNet", [source.file], folder, _download(source)) / source.file
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        net.load_state_dict(_counts(net) | _plain(saved.get("state_dict", saved)))
+        net.load_state_dict(_counts(net) | saved.get("state_dict", saved))
     except (RuntimeError, AttributeError, OSError, ValueError, UnpicklingError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise UserError(f"{path}: must hold the weights of {source.title}: {first}") from error
@@ -144,11 +102,6 @@ def pretrained(name: Name, classes: int, folder: Path | None) -> nn.Module:
     assert isinstance(fc, nn.Linear)
     net.add_module("fc", nn.Linear(fc.in_features, classes))
     return net
-
-
-def _plain(saved: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as they are named here; the ResNet-20 was saved inside a DataParallel, and its last layer is "linear"."""
-    return {re.sub(r"^linear\.", "fc.", name.removeprefix("module.")): value for name, value in saved.items()}
 
 
 def _counts(net: nn.Module) -> dict[str, Tensor]:
@@ -165,3 +118,47 @@ def _download(source: Source) -> Callable[[Path], object] | None:
 def parts(name: Name, count: int) -> list[str]:
     """The names of the modules in the last `count` parts; of all of them where there are fewer."""
     return [module for part in SOURCES[name].parts[:count] for module in part]
+
+
+K, MOMENTUM = 5, 0.9
+
+
+@dataclass(frozen=True)
+class Method:
+    """The parts of a network that train, and how often; parts are counted from the last."""
+
+    trained: int | None = None  # how many parts train; None is all of them
+    fast: int | None = None  # how many parts train at every step, the others at every K-th; None is ordinary training
+    slow_lr: str = "coupled"  # the learning rate of slow parts, as `MultirateSGD` takes it
+    gradual: bool = False  # one more part trains from each epoch on
+    lr: float | None = None  # the learning rate; None is that of the comparison
+
+
+FULL, FC, BLOCK, GRADUAL = "full fine-tuning", "fc only", "last block + fc only", "gradual unfreezing"
+MULTIRATE, MULTIRATE_BLOCK = f"multirate k = {K}, fast: fc", f"multirate k = {K}, fast: fc + last block"
+MULTIRATE_HELD = f"{MULTIRATE}, slow lr / k"
+METHODS = {
+    FULL: Method(),
+    MULTIRATE: Method(fast=1),
+    MULTIRATE_BLOCK: Method(fast=2),
+    MULTIRATE_HELD: Method(fast=1, slow_lr="per_gradient"),
+    FC: Method(trained=1),
+    BLOCK: Method(trained=2),
+    GRADUAL: Method(gradual=True),
+}
+
+
+def optimizer(net: nn.Module, network: Name, method: Method, lr: float, weight_decay: float) -> Optimizer:
+    """Return SGD with momentum, or MultirateSGD where some parts are slow; what does not train gets no gradient."""
+    options: dict[str, Any] = {"lr": lr, "momentum": MOMENTUM, "weight_decay": weight_decay}
+    if method.fast is not None:
+        return mrreg.MultirateSGD(net, k=K, fast=parts(network, method.fast), slow_lr=method.slow_lr, **options)
+    unfreeze(net, network, 1 if method.gradual else method.trained)
+    return SGD(net.parameters(), **options)
+
+
+def unfreeze(net: nn.Module, network: Name, count: int | None) -> None:
+    """Let the last `count` parts require gradients and no others; all of them if None."""
+    net.requires_grad_(count is None)
+    for module in parts(network, count or 0):
+        net.get_submodule(module).requires_grad_(True)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cifar import write_cifar100
-from torchvision.datasets import MNIST
 
 from benchmarks.core.errors import UserError
 from benchmarks.data.images import Images
@@ -64,15 +63,3 @@ def test_prepared_images_are_large_and_normalized() -> None:
     assert white.shape == (2, 3, 96, 96)
     for channel, (mean, std) in enumerate(zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), strict=True)):
         torch.testing.assert_close(white[:, channel], torch.full((2, 96, 96), (1 - mean) / std))
-
-
-@pytest.mark.data
-def test_digits_stand_in_the_middle_of_three_equal_channels(data_dir: Path) -> None:
-    digits = transfer_data.load("mnist", data_dir, 5, 3)
-    raw = MNIST(str(data_dir), train=True)
-    assert digits.x.shape == (5, 3, 32, 32)
-    assert digits.test_x.shape == (3, 3, 32, 32)
-    assert torch.equal(digits.y, raw.targets[:5])
-    for channel in digits.x.unbind(1):
-        assert torch.equal(channel[:, 2:30, 2:30], raw.data[:5])
-        assert channel.sum() == raw.data[:5].sum()  # nothing in the border

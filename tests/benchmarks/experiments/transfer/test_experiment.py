@@ -20,7 +20,6 @@ from benchmarks.experiments.transfer.experiment import (
     MOBILENET,
     MULTIRATE,
     PRESETS,
-    RESNET20,
     RESNET50,
     comparisons,
     search,
@@ -59,11 +58,11 @@ def test_resnet_50_trains_from_saved_weights_on_the_files_of_cifar_100(
 def test_the_learning_rate_is_the_best_on_the_validation_images() -> None:
     scores = {0.001: 50.0, 0.002: 70.0, 0.004: 70.0, 0.008: 60.0}
     probe = record(
-        {f"search {MOBILENET.title}: {FC}, lr = {lr:g}": {"validation accuracy": y} for lr, y in scores.items()}
+        {f"search {MOBILENET.title}: {BLOCK}, lr = {lr:g}": {"validation accuracy": y} for lr, y in scores.items()}
     )
-    assert search(RESNET20, tuple(scores)).grid[FC] == [{"lr": lr} for lr in scores]
-    tuned = replace(search(MOBILENET, ()), grid={FC: [{"lr": lr} for lr in scores]})
-    assert tuned.chosen(probe, FC) == {"lr": 0.002}
+    assert search(MOBILENET, tuple(scores)).grid[BLOCK] == [{"lr": lr} for lr in scores]
+    tuned = replace(search(MOBILENET, ()), grid={BLOCK: [{"lr": lr} for lr in scores]})
+    assert tuned.chosen(probe, BLOCK) == {"lr": 0.002}
 
 
 def test_speed_up_is_the_ratio_of_every_turn() -> None:

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from benchmarks.core.errors import UserError
-from benchmarks.core.training import accuracy
 from benchmarks.experiments.transfer import models as transfer_models
-from benchmarks.experiments.transfer.data import load, prepare
 from benchmarks.experiments.transfer.models import SOURCES, MobileNetV1, Name, parts, pretrained
 
 
@@ -21,9 +19,6 @@ def saved(root: Path, name: Name = "mobilenet") -> dict[str, torch.Tensor]:
     match name:
         case "mobilenet":
             published = {"state_dict": published, "epoch": 1}
-        case "resnet20":
-            renamed = {f"module.{key.replace('fc.', 'linear.')}": value for key, value in published.items()}
-            published = {"state_dict": renamed}
     (root / "models").mkdir(parents=True)
     torch.save(published, root / SOURCES[name].file)
     return state
@@ -35,7 +30,7 @@ def test_mobilenet_has_as_many_parameters_as_its_file() -> None:
 
 @pytest.mark.parametrize(
     ("name", "classes", "features"),
-    [("mobilenet", 10, 256), ("resnet20", 10, 64), ("resnet34", 10, 512), ("resnet50", 100, 2048)],
+    [("mobilenet", 10, 256), ("resnet34", 10, 512), ("resnet50", 100, 2048)],
 )
 def test_all_but_the_last_layer_is_pretrained_and_that_follows_from_the_seed(
     name: Name, classes: int, features: int, tmp_path: Path
@@ -68,7 +63,6 @@ def test_every_parameter_is_in_one_part_and_the_last_layer_comes_first(name: Nam
     ("name", "file", "data"),
     [
         ("mobilenet", "mobilenet_v1_025_imagenet.pt", "ImageNet"),
-        ("resnet20", "resnet20-12fca82f.th", "CIFAR-10"),
         ("resnet34", "resnet34-b627a593.pth", "ImageNet"),
         ("resnet50", "resnet50-0676ba61.pth", "ImageNet"),
     ],
@@ -123,13 +117,3 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_the_real_weights_fit(data_dir: Path) -> None:
     assert pretrained("mobilenet", 10, data_dir).get_parameter("fc.bias").shape == (10,)
-
-
-@pytest.mark.data
-def test_the_resnet_knows_the_photographs_that_it_was_trained_on(data_dir: Path) -> None:
-    net = pretrained("resnet20", 10, data_dir)
-    saved = torch.load(data_dir / SOURCES["resnet20"].file, "cpu", weights_only=True)["state_dict"]
-    fc = net.get_submodule("fc")
-    fc.load_state_dict({name: saved[f"module.linear.{name}"] for name in ("weight", "bias")})
-    task = load("cifar10", data_dir, 1, 300)
-    assert accuracy(net, [(prepare(task.test_x, 32), task.test_y)]) > 88
