@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
@@ -10,7 +10,6 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 
 from benchmarks.core.records import Record, Result
-from benchmarks.core.training import Curve, Trainer
 
 M = TypeVar("M")
 Options = Mapping[str, Any]
@@ -133,44 +132,3 @@ class Job:
     data_dir: Path | None  # where real data are
     name: str  # of the method
     seeds: tuple[int, ...] = ()  # all that are trained together, else the one
-
-
-@dataclass(frozen=True)
-class Outcome(Generic[M]):
-    """The yield of one training, from which `Study.result` makes what is kept."""
-
-    what: str  # "trial" or "compare"
-    name: str  # of the method
-    method: M  # with the options it had
-    options: Options  # those that were tried or chosen
-    setting: Any  # of the comparison
-    budgets: tuple[int, ...]  # steps of the baseline
-    equal: tuple[int, ...]  # as many steps of this method as fit into the seconds of each
-    seconds: tuple[float, ...]  # of those, by the timing; empty where nobody's seconds are counted
-    relative: float  # seconds of a step on the way to the last of them, over the baseline's
-    by_steps: Curve  # the training to the budgets of steps
-    by_seconds: Curve  # the training to the budgets of seconds; the same one unless it is scheduled
-    trainer: Trainer  # at the end of the latter
-    place: int = 0  # of the seed among those that were trained together
-
-    @property
-    def splits(self) -> list[str]:
-        return list(self.by_seconds.values)
-
-    def shares(self, count: int) -> list["Outcome[M]"]:
-        """Return the outcomes of seeds that were trained together."""
-        return [
-            replace(self, by_steps=self.by_steps.share(place, count), by_seconds=self.by_seconds.share(place, count),
-                    place=place)
-            for place in range(count)
-        ]  # fmt: skip
-
-    def at_steps(self, split: str = "test") -> list[float]:
-        """Return what was found at equal steps, budget by budget (up to where patience ended)."""
-        found = self.by_steps.values[split]
-        return [found[step] for step in self.budgets if step in found]
-
-    def at_seconds(self, split: str = "test") -> list[float]:
-        """Return what was found at equal seconds, budget by budget."""
-        found = self.by_seconds.values[split]
-        return [found[step] for step in self.equal if step in found]

@@ -2,14 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from benchmarks.core import stats
 from benchmarks.core.comparison import Search, named
 from benchmarks.core.records import Record
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Values = Callable[[Record], Sequence[float]]
 """Takes the numbers behind one row or claim out of a record, one number a seed (or repeat)."""
@@ -97,14 +94,6 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """Any other plot: `draw` fills an empty figure, and returns False where the record has nothing to draw."""
-
-    title: str
-    draw: "Callable[[Record, Figure], bool]"
-
-
-@dataclass(frozen=True)
 class Section:
     """One table or figure."""
 
@@ -116,7 +105,7 @@ class Section:
     center: Literal["mean", "median"] = "mean"
     rows: tuple[Row, ...] = ()  # the table
     claims: tuple[Claim, ...] = ()  # what the paper (or this project) says of it, for the code to check
-    plots: tuple[Curves | Bars | Drawing, ...] = ()  # what one would show in a talk
+    plots: tuple[Curves | Bars, ...] = ()  # what one would show in a talk
     # how far our mean may be from the paper's to count as the same, in `unit`; None compares no numbers
     tolerance: float | None = None
     # which way a number of the rows has to differ from the paper's to be better

@@ -18,7 +18,7 @@ from itertools import product
 from statistics import fmean, median
 from typing import Generic, Literal, TypeVar
 
-from benchmarks.core.comparison import TUNING, Comparison, Job, Options, Outcome
+from benchmarks.core.comparison import TUNING, Comparison, Job, Options
 from benchmarks.core.records import Config, Result
 from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Section, Shown
@@ -62,6 +62,15 @@ class Task(Generic[M]):
 
 
 @dataclass(frozen=True)
+class Spent:
+    """The steps that a method takes in the seconds of each budget of the baseline, which are its own if not counted."""
+
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...] = ()  # of those, by the timing; empty where nobody's seconds are counted
+    relative: float = 1.0  # seconds of a step on the way to the last of them, over the baseline's
+
+
+@dataclass(frozen=True)
 class Study(Generic[C, M]):
     """An experiment that compares methods."""
 
@@ -74,10 +83,6 @@ class Study(Generic[C, M]):
     metric: str = "accuracy"  # what `Trainer.evaluate` returns, in a word, and its unit
     lower: bool = False  # less of it is better
     summary: Summary = last  # the number of a training, from what was found on the way
-    # what else is kept of a training
-    extra: Callable[[Outcome[M]], Result] = lambda outcome: {}
-    # what else is measured of the trainers whose steps are timed
-    measure: Callable[[Mapping[str, Trainer]], Result] = lambda trainers: {}
     data: str | Callable[[C], str] = ""  # on which data a configuration trains, in words
 
     def benchmark(self, sections: Sequence[Section] = (), shown: Sequence[Shown] = ()) -> Benchmark[C]:
@@ -114,33 +119,6 @@ class Study(Generic[C, M]):
         execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds, context)
         return [execution.costs()] if execution.task.what == "costs" else execution.results()
 
-    def result(self, outcome: Outcome[M]) -> Result:
-        """Return what is kept of a training; the names are the same in every record.
-
-        Numbers on the split "test" have the metric's name, those on another split have the split's before it.
-        """
-        names = {split: self.metric if split == "test" else f"{split} {self.metric}" for split in outcome.splits}
-        steps, seconds = (
-            {name: at(split) for split, name in names.items()} for at in (outcome.at_steps, outcome.at_seconds)
-        )
-        if outcome.what == "trial":
-            found = {name: value for name, value in self.summary(seconds).items() if name.startswith("validation")}
-            return {**found, **outcome.options}
-        times = {step: outcome.by_steps.times[step] for step in outcome.budgets if step in outcome.by_steps.times}
-        kept = {
-            **self.summary(steps),
-            **{f"{name} by step": curve for name, curve in steps.items()},
-            "step": list(times),
-            "training seconds": outcome.by_steps.seconds,
-            "training seconds by step": list(times.values()),
-        }
-        if outcome.seconds:
-            kept |= {f"{name} at equal seconds": value for name, value in self.summary(seconds).items()}
-            kept |= {f"{name} by time": curve for name, curve in seconds.items()}
-            kept |= {"seconds": list(outcome.seconds), "steps at equal seconds": outcome.equal[-1]}
-            kept |= {"relative cost": outcome.relative}
-        return {**kept, **outcome.options, **self.extra(outcome)}
-
 
 @dataclass(frozen=True)
 class _Execution(Generic[C, M]):
@@ -170,7 +148,7 @@ class _Execution(Generic[C, M]):
         timed_turns = interleaved(cases, costs.turns, self.context.device, warmup=1, checkpoint=saved)
         steps = {name: [seconds / costs.cycle for seconds in each] for name, each in timed_turns.items()}
         medians = {name: median(each) for name, each in steps.items()}
-        return {**medians, "all": steps, **self.study.measure(trainers)}
+        return {**medians, "all": steps}
 
     def results(self) -> list[Result]:
         """Train, and return what is kept of each seed."""
@@ -178,19 +156,51 @@ class _Execution(Generic[C, M]):
         method, options = self._method(task.name)
         trial = task.what == "trial"
         counted = comparison.costs is not None and not (trial and comparison.search and comparison.search.at == "steps")
-        equal, seconds, relative = self._equal(method) if counted else (comparison.budgets, (), 1.0)
-        ends = {equal[-1]} if trial and not comparison.watched else {*comparison.budgets, *equal}
-        if comparison.scheduled and equal != comparison.budgets and not trial:
-            by_steps, (by_seconds, trainer) = self._fit(method, comparison.budgets)[0], self._fit(method, equal)
+        spent = self._equal(method) if counted else Spent(comparison.budgets)
+        if comparison.scheduled and spent.steps != comparison.budgets and not trial:
+            by_steps, by_seconds = self._fit(method, comparison.budgets), self._fit(method, spent.steps)
         else:
-            by_seconds, trainer = self._fit(method, ends)
-            by_steps = by_seconds
-        outcome = Outcome(
-            task.what, task.name, method, options, comparison.setting, comparison.budgets, equal, seconds, relative,
-            by_steps, by_seconds, trainer,
-        )  # fmt: skip
-        outcomes = outcome.shares(len(self.seeds)) if comparison.together else [outcome]
-        return [self.study.result(each) for each in outcomes]
+            ends = {spent.steps[-1]} if trial and not comparison.watched else {*comparison.budgets, *spent.steps}
+            by_steps = by_seconds = self._fit(method, ends)
+        result = self._trial if trial else self._kept
+        count = len(self.seeds) if comparison.together else 0
+        shares = [(by_steps.share(place, count), by_seconds.share(place, count)) for place in range(count)]
+        return [{**result(*curves, spent), **options} for curves in shares or [(by_steps, by_seconds)]]
+
+    def _trial(self, by_steps: Curve, by_seconds: Curve, spent: Spent) -> Result:
+        """Return what is kept of a trial: nothing but what it is judged by."""
+        found = self.study.summary(self._numbers(by_seconds, spent.steps))
+        return {name: value for name, value in found.items() if name.startswith("validation")}
+
+    def _numbers(self, curve: Curve, steps: Sequence[int]) -> dict[str, list[float]]:
+        """Return what was found after so many steps (up to where patience ended), by name.
+
+        Numbers on the split "test" have the metric's name, those on another split have the split's before it.
+        """
+        metric = self.study.metric
+        return {
+            metric if split == "test" else f"{split} {metric}": [found[step] for step in steps if step in found]
+            for split, found in curve.values.items()
+        }
+
+    def _kept(self, by_steps: Curve, by_seconds: Curve, spent: Spent) -> Result:
+        """Return what is kept of a training; the names are the same in every record."""
+        budgets, summary = self.task.comparison.budgets, self.study.summary
+        steps, seconds = self._numbers(by_steps, budgets), self._numbers(by_seconds, spent.steps)
+        times = {step: by_steps.times[step] for step in budgets if step in by_steps.times}
+        kept = {
+            **summary(steps),
+            **{f"{name} by step": curve for name, curve in steps.items()},
+            "step": list(times),
+            "training seconds": by_steps.seconds,
+            "training seconds by step": list(times.values()),
+        }
+        if spent.seconds:
+            kept |= {f"{name} at equal seconds": value for name, value in summary(seconds).items()}
+            kept |= {f"{name} by time": curve for name, curve in seconds.items()}
+            kept |= {"seconds": list(spent.seconds), "steps at equal seconds": spent.steps[-1]}
+            kept |= {"relative cost": spent.relative}
+        return kept
 
     def _method(self, name: str) -> tuple[M, Options]:
         """Return a method with its options: those on trial, or the chosen ones."""
@@ -205,8 +215,8 @@ class _Execution(Generic[C, M]):
         assert not isinstance(method, type)
         return replace(method, **options), options
 
-    def _equal(self, method: M) -> tuple[tuple[int, ...], tuple[float, ...], float]:
-        """Return as many steps as fit into the seconds of each budget, their seconds, and those of one step.
+    def _equal(self, method: M) -> Spent:
+        """Return as many steps as fit into the seconds of each budget.
 
         A step belongs to a budget if at least half of it lies within; the first one always does. The seconds of one
         step are the mean up to the last budget, over those of the baseline.
@@ -224,15 +234,15 @@ class _Execution(Generic[C, M]):
                 spent, steps = spent + cost, steps + 1
             found.append((steps, spent))
         equal, seconds = zip(*found, strict=True)
-        return equal, seconds, spent / steps / baseline
+        return Spent(equal, seconds, spent / steps / baseline)
 
-    def _fit(self, method: M, at: Collection[int]) -> tuple[Curve, Trainer]:
+    def _fit(self, method: M, at: Collection[int]) -> Curve:
         comparison = self.task.comparison
         trainer = self._trainer(self.task.name, method, max(at))
         splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
         plan = Plan(at, splits, comparison.patience, self.study.lower)
         track = partial(self.context.track, what=self.task.name)
-        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}")), trainer
+        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}"))
 
     def _trainer(self, name: str, method: M, steps: int) -> Trainer:
         setting, context = self.task.comparison.setting, self.context

@@ -152,8 +152,6 @@ class Loop:
     after: Callable[[], object] = lambda: None  # called after every step
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext  # a context for the forward pass (autocast)
     scheduler: Any = None  # steps after every step; saved with the training
-    # state of everything is in model, optimizer, scheduler and batches; False where `after` keeps more
-    resumable: bool = True
     steps: int = 0
     loss_sum: Tensor | float = 0.0
     loss_count: int = 0
@@ -261,8 +259,7 @@ def fit(
         checkpoint: The file from which a training that was cut short goes on; None begins anew.
     """
     curve = Curve({split: {} for split in plan.splits})
-    keeps = isinstance(trainer, Resumable) and getattr(trainer, "resumable", True)
-    saved = Checkpoint(checkpoint if keeps else None, {"trainer": trainer, "curve": curve})
+    saved = Checkpoint(checkpoint if isinstance(trainer, Resumable) else None, {"trainer": trainer, "curve": curve})
     saved.load()
     now = clock(device)
     start = now()

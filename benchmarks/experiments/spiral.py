@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,14 @@ from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 
 import mrreg
-from benchmarks.core.comparison import Comparison, Job, Outcome
-from benchmarks.core.records import Record, Result
-from benchmarks.core.sections import Claim, Curves, Drawing, Section, Shown, differences, gain, rows
+from benchmarks.core.comparison import Comparison, Job
+from benchmarks.core.sections import Claim, Curves, Section, Shown, differences, gain, rows
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, percent_right
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TURNS, RADIUS, POWER, NOISE = 4, 2.0, 0.5, 0.02
 WIDTH, BATCH = 100, 25
 H, K = 0.2, 5  # the paper's h = 1 and k = 5: steps of h / k
-GRID, EDGE = 50, 2.2  # decision regions: so many points a side, from -EDGE to EDGE
 DATA_STREAM = 10_000  # added to a seed, so that data and initial weights do not come from the same random numbers
 
 
@@ -161,7 +156,6 @@ METHODS: dict[str, Callable[[Networks], Optimizer]] = {
     "SGD, momentum 0.9": lambda nets: SGD(nets.parameters(), lr=H, momentum=0.9),
     "multirate, momentum 0.9": _slow(momentum=0.9),
 }
-DRAWN = ("SGD", ALL)  # those whose decision regions are kept
 
 
 @dataclass(frozen=True)
@@ -178,7 +172,7 @@ class SpiralConfig:
 
 PRESETS = {
     "smoke": SpiralConfig(seeds=2, epochs=4, every=2),
-    "demo": SpiralConfig(seeds=5, epochs=2000, every=50, methods=DRAWN),
+    "demo": SpiralConfig(seeds=5, epochs=2000, every=50, methods=("SGD", ALL)),
     "cpu": SpiralConfig(seeds=20, epochs=4000, every=40),
     "gpu": SpiralConfig(seeds=100, epochs=4000, every=40),
     "paper": SpiralConfig(seeds=5, epochs=4000, every=40),
@@ -200,48 +194,6 @@ def build(config: SpiralConfig, method: Callable[[Networks], Optimizer], seed: i
     return Loop(nets, method(nets), batches(x, y, generators), splits, accuracy, loss)
 
 
-def extra(outcome: Outcome[Any]) -> Result:
-    """Return the regions of all networks, with the first seed of what is drawn."""
-    if outcome.name not in DRAWN or outcome.place:
-        return {}
-    assert isinstance(outcome.trainer, Loop)
-    return {"regions": regions(outcome.trainer.model)}
-
-
-def regions(nets: nn.Module) -> list[list[float]]:
-    """Return the mean over seeds of the predicted probability on a grid over the plane; rows from below."""
-    weight = nets.get_parameter("hidden.weight")
-    axis = torch.linspace(-EDGE, EDGE, GRID)
-    plane = torch.cartesian_prod(axis, axis).flip(1).to(weight.device)
-    with torch.no_grad():
-        mean = nets(plane.expand(len(weight), -1, -1)).sigmoid().mean(0)
-    return [[round(p, 3) for p in row] for row in mean.view(GRID, GRID).tolist()]
-
-
-def draw_regions(record: Record, figure: "Figure") -> bool:
-    """Draw the border that each method puts between the spirals, with the training points of the first seed."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    found = [(method, result["regions"]) for method in DRAWN for result in record.results(method).values()
-             if "regions" in result]  # fmt: skip
-    if not found:
-        return False
-    colours = "#D55E00", "#FFFFFF", "#0072B2"
-    scale = LinearSegmentedColormap.from_list("spirals", colours)
-    x, y = spirals(record.config["train"], torch.Generator().manual_seed(DATA_STREAM + record.seeds[0]))
-    axes = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-    for ax, (method, grid) in zip(axes, found, strict=True):
-        shown = ax.imshow(grid, extent=(-EDGE, EDGE) * 2, origin="lower", cmap=scale, vmin=0, vmax=1)
-        for label, colour in ((0, colours[0]), (1, colours[2])):
-            of_class = x[y == label]
-            ax.scatter(of_class[:, 0], of_class[:, 1], s=6, color=colour, edgecolors="black", linewidths=0.3)
-        ax.set(title=method, xlabel="x")
-        ax.grid(visible=False)
-    axes[0].set_ylabel("y")
-    figure.colorbar(shown, ax=axes, label="mean probability of the blue spiral", shrink=0.8)
-    return True
-
-
 NOTE = (
     "The paper names neither the momentum here (its default, 0.9, is tried too) nor the number of points and epochs "
     "(500 and 4,000). Bands: smallest to largest of the seeds."
@@ -253,9 +205,8 @@ def _figure(item: str, title: str, methods: Sequence[str], claims: tuple[Claim, 
     """Return the curves of the paper's figure, what stands beside them in the table, differences worth a sentence."""
     shown = dict(zip(methods, methods, strict=True))
     curves = Curves(shown, "accuracy by step", "step (20 an epoch)", "test accuracy [%]", x="step", ylim=(45, 95))
-    plots = (curves, *more.pop("plots", ()))
     return Section(
-        item, title, "%", 1, rows=rows((*methods, *beside), "accuracy"), claims=claims, plots=plots,
+        item, title, "%", 1, rows=rows((*methods, *beside), "accuracy"), claims=claims, plots=(curves,),
         full=frozenset({"cpu", "gpu", "paper"}),  # every epoch, point and network is there on a CPU too
         facts=lambda record: differences(record, pairs, "accuracy"), **more,
     )  # fmt: skip
@@ -269,14 +220,14 @@ def _better(one: str, other: str, by: float = 0.0) -> Claim:
 SECTIONS = (
     _figure("Figure A11", "Slow biases on the 4-turn spiral", ("SGD", ALL), (_better(ALL, "SGD", by=5),),
             beside=("SGD, momentum 0.9", "multirate, momentum 0.9"),
-            plots=(Drawing("Decision regions, mean of all networks", draw_regions),), note=NOTE),
+            note=NOTE),
     _figure("Figure A12", "Slow biases on the spiral: time scale, step size, or both?", ("SGD", ALL, LARGER, FROZEN),
             (_better(ALL, LARGER), _better(ALL, FROZEN)), beside=(REST,),
             pairs=((FROZEN, "SGD"), (LARGER, "SGD"), (REST, "SGD"), (ALL, REST))),
     _figure("Figure A13", "Slow biases on the spiral: which biases?", ("SGD", ALL, INPUT, OUTPUT),
             (_better(INPUT, "SGD", by=5), _better(INPUT, OUTPUT)), pairs=((INPUT, ALL), (OUTPUT, "SGD"))),
 )  # fmt: skip
-STUDY = Study("spiral", PRESETS, comparisons, build, extra=extra, data="points of two spirals")
+STUDY = Study("spiral", PRESETS, comparisons, build, data="points of two spirals")
 SHOWN = [
     Shown("", {each: each for each in METHODS}, task=task, against=[pair])
     for task, pair in (

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from benchmarks.core import stats
 from benchmarks.core.records import Record
-from benchmarks.core.sections import Bars, Curves, Drawing, Section
+from benchmarks.core.sections import Bars, Curves, Section
 
 # Okabe and Ito's palette, told apart by the colour-blind too
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
@@ -80,22 +80,11 @@ def plots(section: Section, record: Record, looks: Mapping[str, Look] | None = N
         rows = len(section.rows) if isinstance(plot, Bars) else 0
         with mpl.rc_context(STYLE):
             figure = Figure(figsize=(7, max(2.2, 1.2 + 0.3 * rows) if rows else 4.2), layout="constrained")
-            if _draw(plot, section, record, figure, looks):
-                title = plot.title if isinstance(plot, Drawing) else f"{section.title}: {plot.ylabel}"
-                made.append((title, uri(figure)))
+            axes = figure.add_subplot()
+            drawn = draw_rows(plot, section, record, axes, looks) if rows else draw_curves(plot, record, axes, looks)
+            if drawn:
+                made.append((f"{section.title}: {plot.ylabel}", uri(figure)))
     return made
-
-
-def _draw(
-    plot: Curves | Bars | Drawing, section: Section, record: Record, figure: Figure, looks: Mapping[str, Look]
-) -> bool:
-    match plot:
-        case Drawing():
-            return plot.draw(record, figure)
-        case Curves():
-            return draw_curves(plot, record, figure.add_subplot(), looks)
-        case Bars():
-            return draw_rows(plot, section, record, figure.add_subplot(), looks)
 
 
 def draw_curves(plot: Curves, record: Record, axes: Axes, looks: Mapping[str, Look]) -> bool:

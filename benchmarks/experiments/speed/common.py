@@ -8,7 +8,7 @@ other in one process and gives one ratio of each; the report shows their median,
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import mrreg
 from benchmarks.core import stats
 from benchmarks.core.records import Result
-from benchmarks.core.runner import Context, Run
+from benchmarks.core.runner import Benchmark, Context, Run
 from benchmarks.core.sections import Claim, Row, Section, Values, metric
 from benchmarks.core.timing import interleaved
 
@@ -29,13 +29,30 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 Call = Callable[[], None]
 
 
-class Case(Protocol):
-    """What is timed, and the ratio to plain training that it should not exceed; None where nothing is promised."""
+@dataclass(frozen=True)
+class Case:
+    """A network, how it is trained, and the ratio to plain training that it should not exceed."""
+
+    network: str
+    optimizer: str = "SGD"
+    target: float | None = None  # None where nothing is promised
+    p: float = 0.5  # share of units that are absent
+    k: int = 5  # steps per cycle
+    backend: str | None = None  # run all of them under torch.compile with this backend
+    cycles: int = 1  # timed at once
 
     @property
-    def name(self) -> str: ...
-    @property
-    def target(self) -> float | None: ...
+    def name(self) -> str:
+        options = f", p = {self.p}" * (self.p != 0.5) + f", k = {self.k}" * (self.k != 5)
+        return f"{self.network}, {self.optimizer}{options}{', compiled' * bool(self.backend)}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """How it is built: plain, with nn.Dropout ("dropout"), or as it is trained by us; and its batch."""
+
+    build: Callable[[Case, str], nn.Module]
+    inputs: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,49 +79,50 @@ def ratios(seconds: Mapping[str, float], cycles: int = 1) -> Result:
     return {**found, "seconds": {way: own / cycles for way, own in seconds.items()}}
 
 
-def training(
-    model: nn.Module, optimizer: str, inputs: Tensor, steps: int, *, driven: bool, backend: str | None = None
-) -> Call:
-    """Return a call that trains for some steps on one batch; `driven` attaches masks, a `backend` compiles."""
-    stepper = OPTIMIZERS[optimizer](model.parameters())
+def training(case: Case, model: nn.Module, inputs: Tensor, *, driven: bool) -> Call:
+    """Return a call that trains for the case's steps on one batch; `driven` attaches masks."""
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     if driven:
-        mrreg.attach(stepper, model)
-    forward: Any = torch.compile(model, backend=backend) if backend else model
+        mrreg.attach(optimizer, model)
+    forward: Any = torch.compile(model, backend=case.backend) if case.backend else model
 
     def call() -> None:
-        for _ in range(steps):
+        for _ in range(case.k * case.cycles):
             output = forward(inputs)
             (output if isinstance(output, Tensor) else output[0]).square().mean().backward()
-            stepper.step()
-            stepper.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
 
     return call
 
 
 def beside_dropout(
-    ours: str, inputs: Callable[[Any], Tensor], trainer: Callable[[Any, str, Tensor], Call]
-) -> Callable[[SpeedConfig, Run, Context], list[Result]]:
-    """Return the execution of a run: seconds of ours and with nn.Dropout over those of plain training."""
+    name: str,
+    ours: str,
+    presets: Mapping[str, SpeedConfig],
+    networks: Mapping[str, Network],
+    sections: Sequence[Section],
+) -> Benchmark[SpeedConfig]:
+    """Return the benchmark that times ours and nn.Dropout against plain training."""
 
     def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
-        case = run.options
+        case: Case = run.options
         torch.compiler.reset()
         torch.manual_seed(0)
-        x = inputs(case).to(context.device)
-        calls = {way: trainer(case, way, x) for way in ("plain", ours, "dropout")}
+        x = networks[case.network].inputs().to(context.device)
+        calls = {}
+        for way in ("plain", ours, "dropout"):
+            torch.manual_seed(0)
+            model = networks[case.network].build(case, way).to(context.device)
+            calls[way] = training(case, model, x, driven=way == ours)
         return [ratios(each, case.cycles) for each in in_turns(calls, run, context, warmup=2)]
 
-    return execute
+    return Benchmark(name, presets, runs, execute, sections)
 
 
-def below(method: str, name: str, bound: float) -> Values:
-    """Return how far a number lies below a bound, one a repeat."""
-    return lambda record: [bound - value for value in record.numbers(method, name).values()]
-
-
-def above(method: str, name: str, bound: float) -> Values:
-    """Return how far a number lies above a bound, one a repeat."""
-    return lambda record: [value - bound for value in record.numbers(method, name).values()]
+def above(method: str, name: str, bound: float, sign: int = 1) -> Values:
+    """Return how far a number lies above a bound, or below it with `sign` -1, one a repeat."""
+    return lambda record: [sign * (value - bound) for value in record.numbers(method, name).values()]
 
 
 def less(method: str, ours: str, theirs: str) -> Values:
@@ -112,12 +130,12 @@ def less(method: str, ours: str, theirs: str) -> Values:
     return lambda record: stats.paired(record.numbers(method, theirs), record.numbers(method, ours))
 
 
-def section(title: str, cases: Sequence[Case], presets: Sequence[str], ours: str, note: str, **more: Any) -> Section:
+def section(title: str, cases: Sequence[Any], presets: Sequence[str], ours: str, note: str, **more: Any) -> Section:
     """Return the ratios of some cases, and whether they keep what is promised; a `label` shows nn.Dropout as well."""
     labels = {ours: f": {more['label']}" if more.get("label") else ""}
     labels |= {"dropout": ": nn.Dropout"} if more.get("label") else {}
     claims = [
-        Claim(f"{case.name}: at most {case.target}", below(case.name, ours, case.target))
+        Claim(f"{case.name}: at most {case.target}", above(case.name, ours, case.target, -1))
         for case in cases
         if case.target is not None
     ]

@@ -26,7 +26,7 @@ from benchmarks.core.sections import Claim, Row, Section, Values, metric
 from benchmarks.experiments.speed.common import LR, SpeedConfig, above, in_turns, runs
 
 MOMENTUM = 0.9
-KS = (2, 5, 10)
+KS, K = (2, 5, 10), 5  # periods, and that of the loop by hand
 HAND = 0.97  # of the hand-written loop's speed, at least
 WITHIN = 0.1  # of the measured speed-up, the prediction
 TARGET = 2.0  # ResNet-34, float32, k = 5
@@ -86,13 +86,6 @@ NETWORKS = {
 }
 
 
-@dataclass(frozen=True)
-class FinetuneConfig(SpeedConfig):
-    """The cases that are timed; `hand` is the k of the hand-written loop."""
-
-    hand: tuple[int, ...] = KS
-
-
 CPU = (
     Case("ResNet-34", 32, 64, target=TARGET),
     Case("DistilBERT-sized encoder", 4, 32),
@@ -105,9 +98,9 @@ GPU = tuple(
     for precision in ("fp32", "bf16")
 )
 PRESETS = {
-    "smoke": FinetuneConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16")), hand=(5,)),
-    "cpu": FinetuneConfig(5, CPU, hand=(5,)),
-    "gpu": FinetuneConfig(21, GPU),
+    "smoke": SpeedConfig(2, (Case("tiny encoder", 2, 4), Case("tiny encoder", 2, 4, "bf16"))),
+    "cpu": SpeedConfig(5, CPU),
+    "gpu": SpeedConfig(21, GPU),
 }
 
 
@@ -190,31 +183,30 @@ def by_hand(task: Task, k: int) -> Callable[[], None]:
     return cycle
 
 
-def execute(config: FinetuneConfig, run: Run, context: Context) -> list[Result]:
+def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
     case: Case = run.options
     origin = task(case, context.device)
     with origin.autocast():
         report = mrreg.audit(origin.model, origin.head, origin.inputs, origin.loss_of)
-    calls = {"full": full(origin.copy())}
+    calls = {"full": full(origin.copy()), f"hand {K}": by_hand(origin.copy(), K)}
     calls |= {f"ours {k}": multirate(origin.copy(), k) for k in KS}
-    calls |= {f"hand {k}": by_hand(origin.copy(), k) for k in config.hand}
-    return [_result(report, each, config.hand) for each in in_turns(calls, run, context, warmup=1)]
+    return [_result(report, each) for each in in_turns(calls, run, context, warmup=1)]
 
 
-def _result(report: mrreg.Audit, seconds: Mapping[str, float], hand: tuple[int, ...]) -> Result:
-    """The ratios of one repeat, what was predicted, and the memory of both kinds of step."""
+def _result(report: mrreg.Audit, seconds: Mapping[str, float]) -> Result:
+    """Return the ratios of one repeat, what was predicted, and the memory of both kinds of step."""
     step = seconds["full"] / 2
-    result: dict[str, Any] = {"seconds": dict(seconds), "audit seconds": report["seconds"]}
-    for k in KS:
-        result[f"speed-up k={k}"] = k * step / seconds[f"ours {k}"]
-        result[f"predicted k={k}"] = report.speedup(k)
-    for k in hand:
-        result[f"against hand k={k}"] = seconds[f"hand {k}"] / seconds[f"ours {k}"]
-    return result | {f"MiB {name}": size / 2**20 for name, size in report["bytes"].items()}
+    return {
+        "seconds": dict(seconds),
+        "audit seconds": report["seconds"],
+        **{f"speed-up k={k}": k * step / seconds[f"ours {k}"] for k in KS},
+        **{f"predicted k={k}": report.speedup(k) for k in KS},
+        f"against hand k={K}": seconds[f"hand {K}"] / seconds[f"ours {K}"],
+        **{f"MiB {name}": size / 2**20 for name, size in report["bytes"].items()},
+    }
 
 
 def _near(case: Case, k: int) -> Values:
-
     def values(record: Record) -> list[float]:
         predicted, found = (record.numbers(case.name, f"{what} k={k}") for what in ("predicted", "speed-up"))
         return [WITHIN - abs(predicted[seed] / found[seed] - 1) for seed in found]
@@ -222,60 +214,51 @@ def _near(case: Case, k: int) -> Values:
     return values
 
 
-def _rows(case: Case) -> list[Row]:
-    named = {"times faster than full": "speed-up", "as the audit predicts": "predicted"}
+def _claims(case: Case) -> list[Claim]:
+    name, target = f"{case.name}, k = ", case.target
+    promised = [
+        Claim(f"{name}{K}: at least {target} times as fast as full fine-tuning",
+              above(case.name, f"speed-up k={K}", target))
+    ] if target else []  # fmt: skip
     return [
-        Row(f"{case.name}, k = {k}: {label}", metric(case.name, f"{name} k={k}"))
-        for label, name in named.items()
-        for k in KS
-    ]
+        *promised,
+        Claim(f"{name}{K}: at least {HAND} of a hand-written loop's speed",
+              above(case.name, f"against hand k={K}", HAND)),
+        *(Claim(f"{name}{k}: predicted within {WITHIN:.0%}", _near(case, k)) for k in KS),
+    ]  # fmt: skip
 
 
-def _claims(case: Case, hand: tuple[int, ...]) -> list[Claim]:
-    def claim(k: int, text: str, values: Values) -> Claim:
-        return Claim(f"{case.name}, k = {k}: {text}", values)
-
-    by_hand = f"at least {HAND} of a hand-written loop's speed"
-    said = [claim(k, by_hand, above(case.name, f"against hand k={k}", HAND)) for k in hand]
-    said += [claim(k, f"predicted within {WITHIN:.0%}", _near(case, k)) for k in KS]
-    if case.target is None:
-        return said
-    promise = f"at least {case.target} times as fast as full fine-tuning"
-    return [claim(5, promise, above(case.name, "speed-up k=5", case.target)), *said]
-
-
-def _facts(cases: tuple[Case, ...], hand: tuple[int, ...], record: Record) -> list[str]:
+def _facts(cases: tuple[Case, ...], record: Record) -> list[str]:
     """Return the speed against the loop by hand, and the memory of both kinds of step."""
     said = []
     for case in cases:
-        for k in hand:
-            if ratios := list(record.numbers(case.name, f"against hand k={k}").values()):
-                said.append(f"{case.name}, k = {k}, over the hand-written loop's speed: {stats.spread(ratios, 3)}")
-        sizes = [list(record.numbers(case.name, f"MiB {kind}").values())[:1] for kind in ("full", "fast")]
-        if all(sizes):
-            said.append(f"{case.name}: a full step needs {sizes[0][0]:,.1f} MiB, a fast step {sizes[1][0]:,.1f} MiB")
+        if ratios := list(record.numbers(case.name, f"against hand k={K}").values()):
+            said.append(f"{case.name}, k = {K}, over the hand-written loop's speed: {stats.spread(ratios, 3)}")
+            whole, fast = (next(iter(record.numbers(case.name, f"MiB {kind}").values())) for kind in ("full", "fast"))
+            said.append(f"{case.name}: a full step needs {whole:,.1f} MiB, a fast step {fast:,.1f} MiB")
     return said
 
 
-def _section(preset: str, note: str) -> Section:
-    config = PRESETS[preset]
+def _section(preset: str, cases: tuple[Case, ...], note: str) -> Section:
+    named = {"times faster than full": "speed-up", "as the audit predicts": "predicted"}
     return Section(
         "", f"Fine-tuning with a fast head against full fine-tuning, {preset.upper()}", center="median",
-        rows=tuple(row for case in config.cases for row in _rows(case)),
-        claims=tuple(claim for case in config.cases for claim in _claims(case, config.hand)),
-        full=frozenset({preset}), presets=frozenset({preset}), note=note,
-        facts=partial(_facts, config.cases, config.hand),
+        rows=tuple(
+            Row(f"{case.name}, k = {k}: {label}", metric(case.name, f"{name} k={k}"))
+            for case in cases for label, name in named.items() for k in KS
+        ),
+        claims=tuple(claim for case in cases for claim in _claims(case)),
+        full=frozenset({preset}), presets=frozenset({preset}), note=note, facts=partial(_facts, cases),
     )  # fmt: skip
 
 
 SECTIONS = (
     _section(
-        "cpu",
+        "cpu", CPU,
         "With one thread the seconds are those of the process, which other work on the machine hardly disturbs; with "
         "more they are the clock's. Memory is what autograd keeps plus the gradients, beyond parameters and momentum. "
         "Where the processor has no bfloat16 arithmetic, bf16 is slower than fp32; hence the small batches.",
     ),
-    _section("gpu", "Memory is the peak that the allocator reports beyond the model, without momentum."),
-)
-
+    _section("gpu", GPU, "Memory is the peak that the allocator reports beyond the model, without momentum."),
+)  # fmt: skip
 BENCHMARK = Benchmark("speed finetune", PRESETS, runs, execute, SECTIONS)

@@ -1,7 +1,6 @@
 """Seconds of training thin networks against the same networks whole, nn.Dropout beside them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -10,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import mrreg
-from benchmarks.core.runner import Benchmark
 from benchmarks.core.sections import Section
-from benchmarks.experiments.speed.common import Call, SpeedConfig, beside_dropout, runs, section, training
+from benchmarks.experiments.speed.common import Case, Network, SpeedConfig, beside_dropout, section
 
 VOCABULARY = 30522
 
@@ -73,47 +71,29 @@ def bert(p: float) -> nn.Module:
     return BertModel(config)
 
 
-@dataclass(frozen=True)
-class Network:
-    """How it is built, for a dropout probability, and its batch."""
+def network(build: Callable[[float], nn.Module], inputs: Callable[[], Tensor]) -> Network:
+    """Return the network that `build` makes for a probability of dropout."""
 
-    build: Callable[[float], nn.Module]
-    inputs: Callable[[], Tensor]
+    def made(case: Case, way: str) -> nn.Module:
+        model = build(case.p if way == "dropout" else 0.0)
+        return mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs()[:2])[0] if way == "thin" else model
+
+    return Network(made, inputs)
 
 
 NETWORKS = {
-    "8-16-16-4": Network(partial(mlp, widths=(8, 16, 16, 4)), lambda: torch.randn(8, 8)),
-    "784-1000-1000-10, batch 128": Network(mlp, lambda: torch.randn(128, 784)),
-    "784-1000-1000-10, batch 512": Network(mlp, lambda: torch.randn(512, 784)),
-    "encoder block 256/1024": Network(EncoderBlock, lambda: torch.randn(16, 128, 256)),
-    "nn.TransformerEncoderLayer": Network(
+    "8-16-16-4": network(partial(mlp, widths=(8, 16, 16, 4)), lambda: torch.randn(8, 8)),
+    "784-1000-1000-10, batch 128": network(mlp, lambda: torch.randn(128, 784)),
+    "784-1000-1000-10, batch 512": network(mlp, lambda: torch.randn(512, 784)),
+    "encoder block 256/1024": network(EncoderBlock, lambda: torch.randn(16, 128, 256)),
+    "nn.TransformerEncoderLayer": network(
         lambda p: nn.TransformerEncoderLayer(256, 8, 1024, p, batch_first=True), lambda: torch.randn(16, 128, 256)
     ),
-    "two ResNet blocks of 64": Network(
+    "two ResNet blocks of 64": network(
         lambda p: nn.Sequential(ResidualBlock(p), ResidualBlock(p)), lambda: torch.randn(16, 64, 32, 32)
     ),
-    "BERT 4 x 256": Network(bert, lambda: torch.randint(VOCABULARY, (16, 64))),
+    "BERT 4 x 256": network(bert, lambda: torch.randint(VOCABULARY, (16, 64))),
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, how it is trained, and the ratio to plain training that it should not exceed."""
-
-    network: str
-    optimizer: str
-    target: float | None = None  # None where nothing is aimed at
-    p: float = 0.5  # share of units that are absent
-    k: int = 5  # steps per cycle
-    compiled: bool = False  # run all of them under torch.compile
-    cycles: int = 1  # timed at once
-
-    @property
-    def name(self) -> str:
-        options = f", p = {self.p}" * (self.p != 0.5) + f", k = {self.k}" * (self.k != 5) + ", compiled" * self.compiled
-        return f"{self.network}, {self.optimizer}{options}"
-
-
 TARGETS = {
     "encoder block 256/1024": (0.66, 0.68),
     "BERT 4 x 256": (0.68, 0.80),
@@ -132,12 +112,12 @@ OTHERS = (
     Case("BERT 4 x 256", "SGD", p=0.25),
     Case("784-1000-1000-10, batch 128", "SGD", p=0.25),
     *(Case(network, "SGD", k=10) for network in TARGETS),
-    Case("encoder block 256/1024", "SGD", compiled=True),
-    Case("784-1000-1000-10, batch 512", "SGD", compiled=True),
+    Case("encoder block 256/1024", "SGD", backend="inductor"),
+    Case("784-1000-1000-10, batch 512", "SGD", backend="inductor"),
 )
 GPU = tuple(
-    Case(network, optimizer, compiled=compiled, cycles=5)
-    for compiled in (False, True)
+    Case(network, optimizer, backend=backend, cycles=5)
+    for backend in (None, "inductor")
     for network in TARGETS
     for optimizer in ("SGD", "AdamW")
 )
@@ -146,19 +126,6 @@ PRESETS = {
     "cpu": SpeedConfig(11, AIMED + OTHERS),
     "gpu": SpeedConfig(21, GPU),
 }
-
-
-def trainer(case: Case, way: str, inputs: Tensor) -> Call:
-    torch.manual_seed(0)
-    model: nn.Module = NETWORKS[case.network].build(case.p if way == "dropout" else 0.0).to(inputs.device)
-    if way == "thin":
-        model, _ = mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs[:2])
-    backend = "inductor" if case.compiled else None
-    return training(model, case.optimizer, inputs, case.k * case.cycles, driven=way == "thin", backend=backend)
-
-
-def inputs(case: Case) -> Tensor:
-    return NETWORKS[case.network].inputs()
 
 
 def _section(title: str, cases: tuple[Case, ...], preset: str) -> Section:
@@ -171,4 +138,4 @@ SECTIONS = (
     _section("The same with other p and k, and compiled", OTHERS, "cpu"),
     _section("Seconds of training thin networks over plain training, GPU", GPU, "gpu"),
 )
-BENCHMARK = Benchmark("speed thin", PRESETS, runs, beside_dropout("thin", inputs, trainer), SECTIONS)
+BENCHMARK = beside_dropout("speed thin", "thin", PRESETS, NETWORKS, SECTIONS)
