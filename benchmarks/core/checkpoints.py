@@ -18,16 +18,6 @@ class Resumable(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> object: ...
 
 
-class Kept(dict[str, Any]):
-    """A dictionary of plain values that can be part of a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.update(state)
-
-
 class Checkpoint:
     """The file that keeps some objects and torch's random state.
 

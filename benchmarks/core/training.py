@@ -136,6 +136,9 @@ def mean_loss(model: nn.Module, batches: Iterable[Batch]) -> float:
     return float(torch.stack(losses).sum()) / count
 
 
+STATEFUL = ("model", "optimizer", "batches")
+
+
 @dataclass
 class Loop:
     """The ordinary training loop, as a `Trainer`."""
@@ -151,10 +154,7 @@ class Loop:
     before: Callable[[int], object] = lambda step: None
     after: Callable[[], object] = lambda: None  # called after every step
     forward: Callable[[], AbstractContextManager[Any]] = nullcontext  # a context for the forward pass (autocast)
-    scheduler: Any = None  # steps after every step; saved with the training
     steps: int = 0
-    loss_sum: Tensor | float = 0.0
-    loss_count: int = 0
 
     def step(self) -> None:
         """Forward, backward, update."""
@@ -166,35 +166,22 @@ class Loop:
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.scheduler is not None:
-            self.scheduler.step()
         self.after()
         self.steps += 1
-        self.loss_sum = self.loss_sum + loss.detach().double()
-        self.loss_count += 1
 
     def evaluate(self, split: str) -> Any:
-        """Return the metric on a split; on "train" the mean loss of the steps since it was last asked for."""
-        if split == "train":
-            mean = float(self.loss_sum) / self.loss_count
-            self.loss_sum, self.loss_count = 0.0, 0
-            return mean
+        """Return the metric on a split."""
         return self.metric(self.model, self.splits[split]())
-
-    def _stateful(self) -> dict[str, Any]:
-        parts = {"model": self.model, "optimizer": self.optimizer, "batches": self.batches, "scheduler": self.scheduler}
-        return {name: part for name, part in parts.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next steps depend on, but for torch's random state."""
-        counts = {"steps": self.steps, "loss_sum": self.loss_sum, "loss_count": self.loss_count}
-        return {name: part.state_dict() for name, part in self._stateful().items()} | counts
+        return {name: getattr(self, name).state_dict() for name in STATEFUL} | {"steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state."""
-        for name, part in self._stateful().items():
-            part.load_state_dict(state[name])
-        self.steps, self.loss_sum, self.loss_count = (state[name] for name in ("steps", "loss_sum", "loss_count"))
+        for name in STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
+        self.steps = state["steps"]
 
 
 @dataclass

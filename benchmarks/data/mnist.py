@@ -1,13 +1,12 @@
 """Handwritten digits as rows of pixels between 0 and 1: MNIST, or the small ones that come with scikit-learn."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from benchmarks.data.images import Images
 from benchmarks.data.locate import locate
@@ -15,7 +14,6 @@ from benchmarks.data.locate import locate
 FILES = tuple(
     f"MNIST/raw/{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
 )
-MEAN, STD = 0.1307, 0.3081  # of the pixels of MNIST's training images
 CLASSES = 10
 IMAGES = {"mnist": 60_000, "digits": 1198}  # to train on
 NAMES = {"mnist": "MNIST", "digits": "scikit-learn's digits"}
@@ -30,10 +28,6 @@ class Digits(Images):
     def examples(self, seed: int) -> Tensor:
         """Return the training images that a seed uses, in random order: `draw` of them, or all."""
         return torch.randperm(len(self.y), generator=torch.Generator().manual_seed(seed))[: self.draw]
-
-    def standardized(self) -> Self:
-        """The same with MNIST's mean and standard deviation taken out of the pixels."""
-        return replace(self, x=(self.x - MEAN) / STD, test_x=(self.test_x - MEAN) / STD)
 
 
 @cache

@@ -9,8 +9,7 @@ every k steps". We read: two copies F and S of one network, the parts of Algorit
 - at every step:         S <- S - h p_S, in all k h = h_S along one gradient;
 - after k steps:         F, S <- (F + S) / 2. Each keeps its own momentum.
 
-The merged network is the result. Another reading lets both copies learn at every step, S with h_S itself; it takes two
-gradients a step. The closed record `patches-search` has more readings.
+The merged network is the result. The closed record `patches-search` has other readings.
 """
 
 from copy import deepcopy
@@ -18,7 +17,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 import mrreg
 from benchmarks.data.cifar import CLASSES
@@ -62,20 +61,21 @@ def wide_resnet(depth: int, width: int) -> nn.Sequential:
 
 
 class Copies(nn.Module):
-    """Two copies of a network; every k steps both become their mean.
+    """Two copies of a network, which both become their mean after every k steps; the slow one comes first.
 
-    The slow one takes a gradient every `period` steps; in training mode the output is that of each copy that takes one.
+    The slow one takes a gradient at the first step of k; in training mode the output is that of each copy that takes
+    one.
     """
 
-    def __init__(self, net: nn.Module, k: int, period: int) -> None:
+    def __init__(self, net: nn.Module, k: int) -> None:
         super().__init__()
         self.slow, self.net = deepcopy(net), net  # what is fast comes last, as in other models
-        self.k, self.period, self.done = k, period, 0
+        self.k, self.done = k, 0
 
     def forward(self, x: Tensor) -> Tensor | list[Tensor]:
         if not self.training:
             return self.net(x)  # type: ignore[no-any-return]
-        return [self.net(x), self.slow(x)] if self.done % self.period == 0 else [self.net(x)]
+        return [self.net(x), self.slow(x)] if self.done % self.k == 0 else [self.net(x)]
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -100,8 +100,5 @@ def sum_of_losses(outputs: list[Tensor], y: Tensor) -> Tensor:
 
 def optimizer(copies: Copies, lr: float, momentum: float, weight_decay: float) -> Optimizer:
     """Return the optimizer of both copies: h_F = `lr`, h_S = k times that."""
-    fast, slow = list(copies.net.parameters()), list(copies.slow.parameters())
-    if copies.period == 1:
-        groups = [{"params": fast, "lr": lr}, {"params": slow, "lr": copies.k * lr}]
-        return SGD(groups, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    fast = list(copies.net.parameters())
     return mrreg.MultirateSGD(copies, lr=lr, k=copies.k, fast=fast, momentum=momentum, weight_decay=weight_decay)

@@ -8,17 +8,15 @@ epochs. `cpu` trains on a tenth of the text, with fewer words and smaller batche
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import mrreg
-from benchmarks.core import stats
 from benchmarks.core.comparison import Comparison, Job, Search, each_epoch, least_loss
 from benchmarks.core.records import Record
-from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, Shown, gain, rows, searched
+from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, Shown, differences, gain, rows, searched
 from benchmarks.core.study import Study, at_best_validation
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.experiments.ptb.data import TOKENS, penn_treebank
@@ -33,8 +31,8 @@ FIGURE = ("SGD", "dropout", "masks")
 K = {"masks, k = 3": Method("masks", k=3), "masks, k = 10": Method("masks", k=10)}
 H_S = {f"masks, h_S = {h:g}": Method("masks", boost=round(h / LR, 6)) for h in (0.2, 0.3, 0.8)}  # 0.5 is k = 5
 TABLES = K | H_S
-WITHOUT_MOMENTUM = {f"{name}, momentum 0": Method(COMPARED[name].kind, momentum=0.0) for name in FIGURE}
-METHODS = COMPARED | TABLES | WITHOUT_MOMENTUM
+PLAIN = "SGD, momentum 0"
+METHODS = COMPARED | TABLES | {PLAIN: Method(momentum=0.0)}
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,6 @@ class PtbConfig:
     words: int | None = None  # how many different ones; the others are `<unk>`
     held_out: int | None = None  # tokens of the validation and of the test text
     width: int = 200  # of the model
-    without_momentum: bool = False  # make the figure with momentum 0 too; else SGD alone, with one seed
     bfloat16: bool = False  # multiply matrices in bfloat16
 
 
@@ -59,27 +56,26 @@ PRESETS = {
     "smoke": PtbConfig(2, 2, (0.1,), 1, batch=8, tokens=2_000, words=100, held_out=1_800, width=8),
     "cpu": PtbConfig(3, 12, (0.03, 0.1, 0.3), 2, batch=20, tokens=93_000, words=1_000, held_out=25_000),
     "gpu": PtbConfig(3, 12, (0.1, 0.3), bfloat16=True),  # 2,484 steps a run, whose cost is that of launching kernels
-    "paper": PtbConfig(10, 100, (0.03, 0.1, 0.2, 0.3, 0.5), 10, without_momentum=True),
+    "paper": PtbConfig(10, 100, (0.03, 0.1, 0.2, 0.3, 0.5), 10),
 }
 
 
 def comparisons(config: PtbConfig) -> list[Comparison[Method]]:
-    """Return search and figure, SGD with momentum 0, tables, unit masks, all with momentum 0."""
+    """Return search and figure, SGD with momentum 0 (one seed), tables, unit masks."""
     length = (config.tokens or TOKENS["train"]) // config.batch  # of a row
     epoch = -(-(length - 1) // LENGTH)
 
     def compared(names: Iterable[str], *tuned: str, seeds: int = config.seeds) -> Comparison[Method]:
         return Comparison(
             {name: METHODS[name] for name in names}, seeds, each_epoch(epoch, config.epochs),
-            search=search(config.p, *tuned), splits=("validation", "test", "train"), patience=config.patience,
+            search=search(config.p, *tuned), splits=("validation", "test"), patience=config.patience,
         )  # fmt: skip
 
     return [
         compared(FIGURE, "dropout", "masks"),
-        *([] if config.without_momentum else [compared(["SGD, momentum 0"], seeds=1)]),
+        compared([PLAIN], seeds=1),
         compared(TABLES, "masks"),
         compared(["unit masks"], "unit masks"),
-        *([compared(WITHOUT_MOMENTUM, "dropout", "masks")] if config.without_momentum else []),
     ]
 
 
@@ -204,41 +200,22 @@ UNITS = _on_test_text(
     "attention probabilities, which has no weights, stays as it is. Otherwise as in figure 9.",
 )  # fmt: skip
 
-PLAIN = Section(
-    "Figure 9", "The same with momentum 0", digits=3,
-    rows=rows(WITHOUT_MOMENTUM, MINIMUM),
-    claims=tuple(less("masks, momentum 0", f"{than}, momentum 0") for than in ("SGD", "dropout")),
-    plots=(Curves({each: each for each in WITHOUT_MOMENTUM}, "validation loss by step", "epoch", "validation loss"),),
-    full=frozenset({"paper"}), presets=frozenset({"paper"}), needs="a GPU", note=NOTE + " p is that of momentum 0.9.",
-)  # fmt: skip
-
 
 def facts(record: Record) -> Sequence[str]:
     """Return what the search found, when each method was best, the two momenta, and the differences of methods."""
     said = searched(record, search(record.config["p"], *SEARCHED), SEARCHED, digits=3, sign=-1)
-    curves = {name: record.curves(name, "validation loss by step") for name in ("SGD", "SGD, momentum 0")}
-    said += [_course(name, curve[0]) for name, curve in curves.items() if 0 in curve]
-    lowest = {name: [each.index(min(each)) + 1 for each in record.curves(name, "validation loss by step").values()]
-              for name in COMPARED}  # fmt: skip
-    when = [f"{_label(name)} {fmean(each):.1f}" for name, each in lowest.items() if each]
-    said += [f"Epoch of the minimum, mean over seeds: {', '.join(when)}."] if when else []
+    for name in (*COMPARED, PLAIN):
+        when = [f"{each.index(min(each)) + 1} of {len(each)}"
+                for each in record.curves(name, "validation loss by step").values()]  # fmt: skip
+        said += [f"{_label(name)}: minimum after {', '.join(when)} epochs, seed by seed."] if when else []
     pairs = (("dropout", "SGD"), ("unit masks", "SGD"), ("unit masks", "dropout"))
-    differences = {pair: gain(*pair, MINIMUM)(record) for pair in pairs}
-    return said + [stats.sentence(*pair, each, "nats", digits=3) for pair, each in differences.items() if len(each) > 1]
-
-
-def _course(name: str, curve: list[float]) -> str:
-    """Return the place of a run's minimum, and whether it went on for long enough to have passed it."""
-    label = name if "momentum" in name else f"{name}, momentum 0.9"
-    place = curve.index(min(curve)) + 1
-    end = "still falling" if place == len(curve) else f"then up to {curve[-1]:.3f}"
-    return f"{label}, seed 0: minimum {min(curve):.3f} after {place} of {len(curve)} epochs, {end}."
+    return said + differences(record, pairs, MINIMUM, "nats")
 
 
 STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, summary=at_best_validation, data="Penn Treebank")
 BENCHMARK = STUDY.benchmark(
     [
-        *_of_the_paper(whole=False), *_of_the_paper(whole=True), PLAIN,
+        *_of_the_paper(whole=False), *_of_the_paper(whole=True),
         UNSEEN.section("test loss at the epoch of the minimum", TEST), UNITS.section("test loss", TEST),
     ],
     [UNSEEN],

@@ -67,12 +67,6 @@ def runs(config: SpeedConfig) -> list[Run]:
     return [Run(case.name, tuple(range(config.seeds)), case) for case in config.cases]
 
 
-def in_turns(calls: Mapping[str, Call], run: Run, context: Context, warmup: int) -> list[dict[str, float]]:
-    """Return the seconds of every call, one of each a repeat; saved on the way."""
-    timed = interleaved(calls, len(run.seeds), context.device, warmup, checkpoint=context.checkpoint("turns"))
-    return [dict(zip(timed, turn, strict=True)) for turn in zip(*timed.values(), strict=True)]
-
-
 def ratios(seconds: Mapping[str, float], cycles: int = 1) -> Result:
     """Return the seconds of each way over those of plain training, and those of one cycle of each."""
     found = {way: own / seconds["plain"] for way, own in seconds.items() if way != "plain"}
@@ -115,14 +109,16 @@ def beside_dropout(
             torch.manual_seed(0)
             model = networks[case.network].build(case, way).to(context.device)
             calls[way] = training(case, model, x, driven=way == ours)
-        return [ratios(each, case.cycles) for each in in_turns(calls, run, context, warmup=2)]
+        timed = interleaved(calls, len(run.seeds), context.device, warmup=2)
+        turns = [dict(zip(timed, turn, strict=True)) for turn in zip(*timed.values(), strict=True)]
+        return [ratios(turn, case.cycles) for turn in turns]
 
     return Benchmark(name, presets, runs, execute, sections)
 
 
-def above(method: str, name: str, bound: float, sign: int = 1) -> Values:
-    """Return how far a number lies above a bound, or below it with `sign` -1, one a repeat."""
-    return lambda record: [sign * (value - bound) for value in record.numbers(method, name).values()]
+def below(method: str, name: str, bound: float) -> Values:
+    """Return how far a number lies below a bound, one a repeat."""
+    return lambda record: [bound - value for value in record.numbers(method, name).values()]
 
 
 def less(method: str, ours: str, theirs: str) -> Values:
@@ -135,7 +131,7 @@ def section(title: str, cases: Sequence[Any], presets: Sequence[str], ours: str,
     labels = {ours: f": {more['label']}" if more.get("label") else ""}
     labels |= {"dropout": ": nn.Dropout"} if more.get("label") else {}
     claims = [
-        Claim(f"{case.name}: at most {case.target}", above(case.name, ours, case.target, -1))
+        Claim(f"{case.name}: at most {case.target}", below(case.name, ours, case.target))
         for case in cases
         if case.target is not None
     ]

@@ -87,9 +87,7 @@ def execute(config: OptimizerConfig, run: Run, context: Context) -> list[Result]
         optimizer.step()
 
     calls = {"multirate": partial(step, ours, multirate), "plain": partial(step, theirs, sgd)}
-    timed = interleaved(
-        calls, len(run.seeds) * steps, context.device, warmup=2 * K, checkpoint=context.checkpoint("turns")
-    )
+    timed = interleaved(calls, len(run.seeds) * steps, context.device, warmup=2 * K)
     return [
         ratios({name: cycle(seconds[start : start + steps]) for name, seconds in timed.items()})
         for start in range(0, len(timed["plain"]), steps)

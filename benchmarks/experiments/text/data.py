@@ -72,11 +72,6 @@ class Task:
     def to(self, device: torch.device) -> "Task":
         return Task(self.train.to(device), self.dev.to(device), self.classes)
 
-    def held_out(self, count: int, seed: int) -> "Task":
-        """Return the same with some training texts, drawn by the seed, in the place of the dev texts."""
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
-        return Task(self.train[order[count:]], self.train[order[:count]], self.classes)
-
 
 @cache
 def load(name: str, source: str, longest: int, folder: Path | None = None, most: int | None = None) -> Task:

@@ -11,25 +11,21 @@ from torch import Tensor, nn
 from benchmarks.core.errors import UserError
 
 SOURCES = ("minilm", "distilbert")
-PARTS = ("head", "last", "half", "layers", "all")
 
 
 class Classifier(nn.Module):
     """An encoder of the BERT family, the mean of its outputs over tokens, a linear layer.
 
-    `encoder` takes `input_ids` and `attention_mask`, as those of transformers do; `embeddings` is the part of it that
-    turns ids to vectors, `layers` its layers, first to last, `width` that of its outputs.
+    `encoder` is one of transformers, `layers` its layers, first to last.
     """
 
-    def __init__(
-        self, encoder: nn.Module, embeddings: nn.Module, layers: Sequence[nn.Module], width: int, classes: int
-    ) -> None:
+    def __init__(self, encoder: Any, layers: Sequence[nn.Module], classes: int) -> None:
         super().__init__()
         self.encoder = encoder
-        self.fc = nn.Linear(width, classes)
+        self.fc = nn.Linear(encoder.config.hidden_size, classes)
         nn.init.normal_(self.fc.weight, std=0.02)  # as transformers does for BERT
         nn.init.zeros_(self.fc.bias)
-        self._embeddings, self._layers = [embeddings], list(layers)  # in lists, so that no module has two names
+        self._layers = list(layers)  # in a list, so that no module has two names
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Logits, (batch, classes), of token ids and a mask that says which are no padding, both (batch, length)."""
@@ -45,7 +41,7 @@ class Classifier(nn.Module):
         "head" is the classifier alone, "last N" the last N layers and it.
         """
         if name == "all":
-            return [self.fc, *self._layers, *self._embeddings]
+            return [self.fc, *self._layers, self.encoder.embeddings]
         if name.startswith("last "):
             return [self.fc, *self._layers[-int(name.removeprefix("last ")) :]]
         count = len(self._layers)
@@ -69,9 +65,7 @@ def encoder(source: str, classes: int) -> Classifier:
     if source == "tiny":
         return _tiny(classes)
     net = copy.deepcopy(_pretrained(source))
-    if source == "distilbert":
-        return Classifier(net, net.embeddings, list(net.transformer.layer), net.config.dim, classes)
-    return Classifier(net, net.embeddings, list(net.encoder.layer), net.config.hidden_size, classes)
+    return Classifier(net, (net.transformer if source == "distilbert" else net.encoder).layer, classes)
 
 
 def _tiny(classes: int) -> Classifier:
@@ -83,7 +77,7 @@ def _tiny(classes: int) -> Classifier:
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     net = BertModel(config, add_pooling_layer=False)
-    return Classifier(net, net.embeddings, list(net.encoder.layer), 16, classes)
+    return Classifier(net, net.encoder.layer, classes)
 
 
 @cache

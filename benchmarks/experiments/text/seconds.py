@@ -6,12 +6,16 @@ with frozen embeddings: it did best of the others on a map of 33 recipes (the cl
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from benchmarks.core.comparison import Comparison, Costs, Job
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Section, Shown, differences
 from benchmarks.core.study import Study
 from benchmarks.core.training import Loop
-from benchmarks.experiments.text.recipes import Recipe, SstConfig
+from benchmarks.experiments.text import data as text_data
+from benchmarks.experiments.text import encoder as text_model
+from benchmarks.experiments.text.recipes import Recipe, loop
 
 HALF_FAST = Recipe(fast="half", slow_lr="per_gradient", optimizer="AdamW")
 PAPERS = replace(HALF_FAST, fast="head", slow_lr="coupled")
@@ -26,9 +30,16 @@ LONG = "long budget, "
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecondsConfig(SstConfig):
-    """Budgets in steps of full fine-tuning; there may be no long one (0)."""
+class SecondsConfig:
+    """The encoder, the texts, and budgets in steps of full fine-tuning; there may be no long one (0)."""
 
+    seeds: int
+    encoder: str
+    cycle: int = 10  # steps of a turn of the timing: whole cycles for every k
+    pool: int | None = None
+    dev: int | None = None
+    longest: int = 32
+    batch: int = 16
     middle: int
     long: int
     rounds: int  # of timing
@@ -37,12 +48,10 @@ class SecondsConfig(SstConfig):
 
 PRESETS = {
     "smoke": SecondsConfig(
-        seeds=1, encoder="minilm", middle=1, long=0, rounds=1, cycle=1, held_out=8, pool=64, dev=8, longest=8, batch=4
+        seeds=1, encoder="minilm", middle=1, long=0, rounds=1, cycle=1, pool=64, dev=8, longest=8, batch=4
     ),
-    "cpu": SecondsConfig(seeds=8, encoder="minilm", middle=40, long=120, rounds=2, held_out=400, pool=20_000),
-    "gpu": SecondsConfig(
-        seeds=8, encoder="distilbert", middle=1000, long=4000, rounds=5, held_out=2000, longest=64, adamw=2e-5
-    ),
+    "cpu": SecondsConfig(seeds=8, encoder="minilm", middle=40, long=120, rounds=2, pool=20_000),
+    "gpu": SecondsConfig(seeds=8, encoder="distilbert", middle=1000, long=4000, rounds=5, longest=64, adamw=2e-5),
 }
 PRESETS["paper"] = replace(PRESETS["gpu"], seeds=10, longest=128)
 
@@ -54,7 +63,12 @@ def comparisons(config: SecondsConfig) -> list[Comparison[Recipe]]:
 
 
 def build(config: SecondsConfig, recipe: Recipe, seed: int, job: Job) -> Loop:
-    return config.training(replace(recipe, lr=config.adamw).prepare, seed, job, held_out=False)
+    """Return the training of a freshly loaded encoder; seeds draw the order of the texts and the classifier."""
+    task = text_data.load("SST-2", config.encoder, config.longest, job.data_dir, config.pool).to(job.device)
+    torch.manual_seed(seed)
+    net = text_model.encoder(config.encoder, task.classes).to(job.device)
+    optimizer = replace(recipe, lr=config.adamw).prepare(net)
+    return loop(net, optimizer, task.train, config.batch, seed, {"test": task.dev[: config.dev]})
 
 
 NOTE = (
