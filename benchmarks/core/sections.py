@@ -180,13 +180,6 @@ class Shown:
         )
 
 
-def differences(record: Record, pairs: Sequence[tuple[str, str]], name: str, unit: str = "points") -> list[str]:
-    """Return paired differences of methods, in words, where both have run."""
-    found = {pair: gain(pair[0], pair[1], name)(record) for pair in pairs}
-    digits = 2 if unit == "points" else 3
-    return [stats.sentence(*pair, values, unit, digits) for pair, values in found.items() if values]
-
-
 def searched(record: Record, search: Search, methods: Iterable[str], digits: int = 1, sign: int = 1) -> list[str]:
     """Return what was tried for each method, what it gave on validation data (`sign` times the score), what is used."""
     said = []

@@ -1,7 +1,7 @@
-"""Means, 95 % t-intervals and paired differences, and the words for what they allow to be said."""
+"""Means, 95 % t-intervals and paired differences, and what they allow to be said."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -58,21 +58,3 @@ def judge(differences: Iterable[float], above: float = 0.0) -> str:
     if low > above:
         return "above"
     return "below" if high < above else "within noise"
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Return numbers as one reads timings: median, smallest and largest."""
-    return f"median {median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
-def sentence(one: str, other: str, differences: Sequence[float], unit: str, digits: int = 2) -> str:
-    """Put paired differences (one minus other) into plain words."""
-    found = summarize(differences)
-    if found.n < 2:
-        return f"{one} against {other}: {found.n} paired runs, too few to say anything."
-    low, high = found.interval
-    said = {"above": "above zero", "below": "below zero"}.get(judge(differences), "within noise")
-    return (
-        f"{one} minus {other}: {found.mean:+.{digits}f} {unit}, 95 % interval {low:+.{digits}f} to {high:+.{digits}f} "
-        f"over {found.n} paired seeds: {said}."
-    )

@@ -21,7 +21,7 @@ from torch.optim import SGD, Optimizer
 
 import mrreg
 from benchmarks.core.comparison import Comparison, Job
-from benchmarks.core.sections import Claim, Curves, Section, Shown, differences, gain, rows
+from benchmarks.core.sections import Claim, Curves, Section, Shown, gain, rows
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, percent_right
 
@@ -201,14 +201,14 @@ NOTE = (
 
 
 def _figure(item: str, title: str, methods: Sequence[str], claims: tuple[Claim, ...], beside: Sequence[str] = (),
-            pairs: Sequence[tuple[str, str]] = (), **more: Any) -> Section:  # fmt: skip
-    """Return the curves of the paper's figure, what stands beside them in the table, differences worth a sentence."""
+            **more: Any) -> Section:  # fmt: skip
+    """Return the curves of the paper's figure, what stands beside them in the table."""
     shown = dict(zip(methods, methods, strict=True))
     curves = Curves(shown, "accuracy by step", "step (20 an epoch)", "test accuracy [%]", x="step", ylim=(45, 95))
     return Section(
         item, title, "%", 1, rows=rows((*methods, *beside), "accuracy"), claims=claims, plots=(curves,),
         full=frozenset({"cpu", "gpu", "paper"}),  # every epoch, point and network is there on a CPU too
-        facts=lambda record: differences(record, pairs, "accuracy"), **more,
+        **more,
     )  # fmt: skip
 
 
@@ -222,10 +222,9 @@ SECTIONS = (
             beside=("SGD, momentum 0.9", "multirate, momentum 0.9"),
             note=NOTE),
     _figure("Figure A12", "Slow biases on the spiral: time scale, step size, or both?", ("SGD", ALL, LARGER, FROZEN),
-            (_better(ALL, LARGER), _better(ALL, FROZEN)), beside=(REST,),
-            pairs=((FROZEN, "SGD"), (LARGER, "SGD"), (REST, "SGD"), (ALL, REST))),
+            (_better(ALL, LARGER), _better(ALL, FROZEN)), beside=(REST,)),
     _figure("Figure A13", "Slow biases on the spiral: which biases?", ("SGD", ALL, INPUT, OUTPUT),
-            (_better(INPUT, "SGD", by=5), _better(INPUT, OUTPUT)), pairs=((INPUT, ALL), (OUTPUT, "SGD"))),
+            (_better(INPUT, "SGD", by=5), _better(INPUT, OUTPUT))),
 )  # fmt: skip
 STUDY = Study("spiral", PRESETS, comparisons, build, data="points of two spirals")
 SHOWN = [

@@ -6,6 +6,7 @@ A study says which pairs of its methods stand there (`Shown.against`); a row who
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -143,20 +144,8 @@ OURS = "thin, k = 5"
 EXCERPT = ("thin-chars", "thin-mnist", "thin-vit", "thin-convolutions", "text-seconds")
 
 
-@dataclass(frozen=True)
-class ShownCard:
-    """A card with its numbers."""
-
-    title: str
-    what: str
-    gains: Sequence[Pair]
-    cost: str
-    use_if: str
-    plot: str
-
-
-def cards(shows: Shows, looks: Mapping[str, plots.Look], given: Sequence[Card] = CARDS) -> list[ShownCard]:
-    """Return the cards that have anything to say."""
+def cards(shows: Shows, looks: Mapping[str, plots.Look], given: Sequence[Card] = CARDS) -> list[dict[str, Any]]:
+    """Return the cards that have anything to say, with their numbers."""
     found = []
     for card in given:
         if gains := pairs(shows, card.benchmarks, 2):
@@ -164,7 +153,7 @@ def cards(shows: Shows, looks: Mapping[str, plots.Look], given: Sequence[Card] =
             with mpl.rc_context(plots.STYLE):
                 drawn = plots.draw_curves(card.curves, gains[0].record, figure.add_subplot(), looks)
                 plot = plots.uri(figure) if drawn else ""
-            found.append(ShownCard(card.title, card.what, gains, _cost(card, gains), card.use_if, plot))
+            found.append({**vars(card), "gains": gains, "cost": _cost(card, gains), "plot": plot})
     return found
 
 

@@ -24,25 +24,8 @@ Sources = Sequence[tuple[Record, Sequence[Section]]]
 """Records with what is to be shown of each."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row of a table, formatted."""
-
-    label: str
-    paper: str
-    ours: str
-    spread: str
-    runs: str
-    verdict: str = ""
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A claim, what was found, and the verdict."""
-
-    text: str
-    found: str
-    said: str
+Formatted = Mapping[str, str]
+"""A row of a table, or a claim with what was found, as text."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +42,14 @@ class Block:
     tolerance: str = ""
     note: str = ""
     facts: Sequence[str] = ()
-    lines: Sequence[Line] = ()
-    claims: Sequence[Checked] = ()
+    lines: Sequence[Formatted] = ()
+    claims: Sequence[Formatted] = ()
     plots: Sequence[tuple[str, str]] = ()
 
     @property
     def compared(self) -> bool:
         """Return whether the paper has a number for any row."""
-        return any(line.paper for line in self.lines)
+        return any(line["paper"] for line in self.lines)
 
 
 @dataclass(frozen=True)
@@ -91,7 +74,14 @@ class Chapter:
 
 def chapters(shown: Sources, items: Mapping[str, Item]) -> list[Chapter]:
     """Return every item of the paper in its order, then what goes beyond it; first what was run, then what was not."""
-    made = {item: Chapter(item, about.title, _missing(about)) for item, about in items.items()}
+    made = {
+        item: Chapter(
+            item,
+            about.title,
+            f"Not run: python -m benchmarks {about.benchmark}" if about.benchmark else "Nothing to measure.",
+        )
+        for item, about in items.items()
+    }
     ordered = sorted(shown, key=lambda pair: rank(pair[0]))
     looks = _looks(shown)
     for record, sections in ordered:
@@ -155,22 +145,13 @@ def made_with(record: Record) -> str:
     parts = [
         f"python -m benchmarks {record.benchmark} --preset {record.preset}",
         f"{len(record.runs)} of {record.total} runs",
-        f"seeds {_ranges(record.seeds)}",
+        f"seeds: {len(record.seeds)}",
         f"{record.device}, threads: {record.threads}",
         f"torch {record.versions['torch']}, mrreg {record.versions['mrreg']}",
         f"commit {commits}{dirty}",
         dates[-1] if dates else "no date",
     ]
     return " · ".join(parts)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write sorted whole numbers in brief: "0 to 9, 20, 30 to 31"."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(
-        f"{start}" if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)
-    )
 
 
 def sources(found: Sequence[Record]) -> tuple[Sources, headlines.Shows]:
@@ -275,36 +256,28 @@ def _marked(text: str) -> Markup:
     return Markup(re.sub(words, mark, str(escape(text)), flags=re.IGNORECASE))
 
 
-def _missing(item: Item) -> str:
-    if not item.benchmark:
-        return "Nothing to measure."
-    if item.benchmark not in REGISTERED:
-        return "Not run: there is no benchmark yet."
-    return f"Not run: python -m benchmarks {item.benchmark}"
-
-
-def _line(row: Row, section: Section, record: Record) -> Line:
-    digits = section.digits
-    paper = row.paper
+def _line(row: Row, section: Section, record: Record) -> Formatted:
+    digits, paper = section.digits, row.paper
     theirs = "" if paper is None else f"{paper.mean:.{digits}f}"
     if paper and paper.low is not None and paper.high is not None:
         theirs += f" ({paper.low:.{digits}f} to {paper.high:.{digits}f})"
+    line = {"label": row.label, "paper": theirs, "verdict": ""}
     summary = stats.summarize(row.values(record))
     if not summary.n:
-        return Line(row.label, theirs, "diverged" if summary.lost else "not run", "", str(summary.lost))
+        return line | {"ours": "diverged" if summary.lost else "not run", "spread": "", "runs": str(summary.lost)}
     ours = f"{verdict.center(row, section, record):.{digits}f}"
     if section.center == "mean" and summary.n > 1:
         ours += f" ± {summary.half:.{digits}f}"
+    if row in verdict.compared(section, record):
+        line["verdict"] = str(verdict.judge_number(row, section, record))
     runs = str(summary.n) + (f" ({summary.lost} more diverged)" if summary.lost else "")
-    said = str(verdict.judge_number(row, section, record)) if row in verdict.compared(section, record) else ""
-    return Line(row.label, theirs, ours, f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", runs, said)
+    return line | {"ours": ours, "spread": f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", "runs": runs}
 
 
-def _checked(claim: Claim, section: Section, record: Record) -> Checked:
-    summary = stats.summarize(claim.values(record))
-    digits = section.digits
+def _checked(claim: Claim, section: Section, record: Record) -> Formatted:
+    summary, digits = stats.summarize(claim.values(record)), section.digits
     low, high = summary.interval
     interval = f", 95 % interval {low:+.{digits}f} to {high:+.{digits}f}" if summary.n > 1 else ""
     bound = f" (bound {claim.above:+g})" if claim.above else ""
     found = f"{summary.mean:+.{digits}f}{interval}{bound}" if summary.n else ""
-    return Checked(claim.text, found, str(verdict.judge_claim(claim, record)))
+    return {"text": claim.text, "found": found, "said": str(verdict.judge_claim(claim, record))}

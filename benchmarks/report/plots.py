@@ -2,15 +2,12 @@
 
 import base64
 import io
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -18,22 +15,10 @@ from benchmarks.core import stats
 from benchmarks.core.records import Record
 from benchmarks.core.sections import Bars, Curves, Section
 
-# Okabe and Ito's palette, told apart by the colour-blind too
-BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-SKY, PURPLE, BLACK, OLIVE = "#56B4E9", "#AA4499", "#222222", "#999933"
-PAPER = "#666666"
-FAMILIES = {  # the first pattern that a method's name contains gives its hue
-    "mask|thin": BLUE,
-    "bias": OLIVE,
-    "drop": GREEN,
-    "multirate|fast|slow|adaptive": PURPLE,
-    "full|plain": BLACK,
-    "frozen|only": ORANGE,
-    "sgd|adamw": VERMILION,
-    "": SKY,
-}
-SHADES = (0.0, 0.45, -0.4, 0.25)  # towards white, or black where negative
-STYLES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+# Okabe and Ito's palette, told apart by the colour-blind too, and then some
+COLOURS = ("#222222", "#009E73", "#0072B2", "#D55E00", "#AA4499", "#E69F00", "#56B4E9", "#999933")
+BLACK, PAPER = COLOURS[0], "#666666"
+STYLES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))  # no divisor in common with the number of colours
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -56,20 +41,9 @@ def labels(sections: Iterable[Section]) -> list[str]:
 
 
 def palette(names: Iterable[str]) -> dict[str, Look]:
-    """Give every method one look for all plots: a hue for its family, a shade and a line style within it."""
-    chosen: dict[str, Look] = {}
-    members: Counter[str] = Counter()
-    for name in dict.fromkeys(names):
-        hue = next(hue for pattern, hue in FAMILIES.items() if re.search(pattern, name.lower()))
-        place = members[hue]
-        chosen[name] = _shade(hue, SHADES[place % len(SHADES)]), STYLES[place % len(STYLES)]
-        members[hue] += 1
-    return chosen
-
-
-def _shade(colour: str, towards: float) -> str:
-    red, green, blue = (part + abs(towards) * (float(towards > 0) - part) for part in to_rgb(colour))
-    return to_hex((red, green, blue))
+    """Give every method one look for all plots, and the first ones the clearest."""
+    looks = zip(cycle(COLOURS), cycle(STYLES))
+    return dict(zip(dict.fromkeys(names), looks, strict=False))
 
 
 def plots(section: Section, record: Record, looks: Mapping[str, Look] | None = None) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ def test_the_example_runs_and_is_shown(module: ModuleType, tmp_path: Path) -> No
     chapters = pages.chapters([(record, benchmark.sections)], {})
     lines = [line for chapter in chapters for block in chapter.blocks for line in block.lines]
     assert len(lines) == 3 * 3
-    assert all(line.ours != "not yet" for line in lines)
+    assert all(line["ours"] != "not yet" for line in lines)
     assert run(benchmark, "smoke", tmp_path, seeds=3).added == 3
 
 

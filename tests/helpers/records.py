@@ -2,10 +2,8 @@
 
 from dataclasses import replace
 
-from matplotlib.figure import Figure
-
 from benchmarks.core.records import Record
-from benchmarks.core.sections import Bars, Claim, Curves, Drawing, Paper, Row, Section, gain, metric
+from benchmarks.core.sections import Bars, Claim, Curves, Paper, Row, Section, gain, metric
 
 ACCURACY = {"SGD": [90.0, 91.0, 92.0], "masks": [92.0, 93.1, 93.9]}
 
@@ -22,12 +20,6 @@ def record(
     return made
 
 
-def draw_something(made: Record, figure: Figure) -> bool:
-    """Fill a figure."""
-    figure.add_subplot().plot([0, 1], [0, 1])
-    return True
-
-
 BETTER = Claim("masks beat SGD", gain("masks", "SGD", "accuracy"))
 WORSE = Claim("SGD beats masks", gain("SGD", "masks", "accuracy"))
 ROWS = (
@@ -38,7 +30,6 @@ PLOTS = (
     Curves({"SGD": "SGD", "masks": "masks", "nobody": "nobody"}, "curve", "epoch", "accuracy (%)", None, {"98": 98.0}),
     Curves({"SGD": "SGD"}, "curve", "seconds", "accuracy (%)", x="s", ylim=(80, 100)),
     Bars("accuracy (%)"),
-    Drawing("a drawing", draw_something),
 )
 FULL = Section(
     "Table A5",

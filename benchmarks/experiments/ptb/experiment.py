@@ -16,7 +16,7 @@ from torch import Tensor
 import mrreg
 from benchmarks.core.comparison import Comparison, Job, Search, each_epoch, least_loss
 from benchmarks.core.records import Record
-from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, Shown, differences, gain, rows, searched
+from benchmarks.core.sections import Bars, Claim, Curves, Paper, Section, Shown, gain, rows, searched
 from benchmarks.core.study import Study, at_best_validation
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.experiments.ptb.data import TOKENS, penn_treebank
@@ -208,8 +208,7 @@ def facts(record: Record) -> Sequence[str]:
         when = [f"{each.index(min(each)) + 1} of {len(each)}"
                 for each in record.curves(name, "validation loss by step").values()]  # fmt: skip
         said += [f"{_label(name)}: minimum after {', '.join(when)} epochs, seed by seed."] if when else []
-    pairs = (("dropout", "SGD"), ("unit masks", "SGD"), ("unit masks", "dropout"))
-    return said + differences(record, pairs, MINIMUM, "nats")
+    return said
 
 
 STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, summary=at_best_validation, data="Penn Treebank")

@@ -67,6 +67,22 @@ class Recipe:
         return multirate(parameters, model=net, **options)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A task and what is trained on it."""
+
+    name: str  # as in GLUE
+    lr: dict[str, float]  # of each optimizer whose methods are run
+    epochs: int = 1
+    texts: int | None = None  # how many training texts, drawn by the seed; None: all
+    dev: int | None = None  # how many dev texts; None: all
+    batch: int = 16
+    longest: int = 128  # tokens at which texts are cut
+    k: int | None = None  # where not the methods' own, as `fast`
+    fast: str | None = None
+    weight_decay: float = 0.0
+
+
 def loop(net: nn.Module, optimizer: Optimizer, train: Texts, size: int, seed: int, splits: Mapping[str, Texts]) -> Loop:
     """Return the training of a network; the order of the texts follows from the seed alone."""
     ordered = batches(train, size, torch.Generator().manual_seed(seed))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +19,8 @@ from benchmarks.core.records import Record
 from benchmarks.core.sections import AT_SECONDS, Claim, Curves, Row, Section, Shown, Values, gain, searched
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batch, Batches, Loop, shuffled
-from benchmarks.experiments.transfer import data as transfer_data
-from benchmarks.experiments.transfer.data import prepare
+from benchmarks.data.cifar import cifar10, cifar100
+from benchmarks.experiments.transfer import models
 from benchmarks.experiments.transfer.models import (
     BLOCK,
     FC,
@@ -32,13 +33,12 @@ from benchmarks.experiments.transfer.models import (
     SOURCES,
     K,
     Method,
-    Name,
-    optimizer,
-    pretrained,
     unfreeze,
-)
+)  # fmt: skip
 
 CHUNK = 250  # images evaluated at once
+DATA = {"cifar10": ("CIFAR-10", 10, cifar10), "cifar100": ("CIFAR-100", 100, cifar100)}
+"""Title and classes of each data set, and how its first images are read."""
 
 
 PAPER = (FULL, MULTIRATE, MULTIRATE_BLOCK, FC, BLOCK, GRADUAL)
@@ -75,13 +75,13 @@ VARIANTS = {
 class Pair:
     """A pretrained network, what it is fine-tuned on, and in which variants."""
 
-    network: Name
-    data: transfer_data.Name
+    network: models.Name
+    data: Literal["cifar10", "cifar100"]
     variants: tuple[str, ...] = tuple(VARIANTS)
 
     @property
     def title(self) -> str:
-        return f"{SOURCES[self.network].title} on {transfer_data.TITLES[self.data]}"
+        return f"{SOURCES[self.network].title} on {DATA[self.data][0]}"
 
     @property
     def parts(self) -> int:
@@ -176,13 +176,14 @@ def _comparison(config: TransferConfig, pair: Pair, name: str) -> Comparison[Met
 def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
     """Return the training of a pretrained network; images and their order follow from the seed alone."""
     pair, variant = job.setting
-    data = transfer_data.load(pair.data, job.data_dir, config.pool, config.test_images)
+    _, classes, load = DATA[pair.data]
+    data = load(job.data_dir, config.pool, config.test_images)
     task = data.without_last(config.validation).drawn(config.images, torch.Generator().manual_seed(seed)).to(job.device)
     torch.manual_seed(seed)
-    net = pretrained(pair.network, transfer_data.CLASSES[pair.data], job.data_dir)
+    net = models.pretrained(pair.network, classes, job.data_dir)
     net = net.to(device=job.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     lr = method.lr or (config.decay_lr if variant.decay else config.lr)
-    stepper = optimizer(net, pair.network, method, lr, variant.weight_decay)
+    stepper = models.optimizer(net, pair.network, method, lr, variant.weight_decay)
     rates = [group["lr"] for group in stepper.param_groups]
 
     def before(step: int) -> None:
@@ -194,13 +195,13 @@ def build(config: TransferConfig, method: Method, seed: int, job: Job) -> Loop:
 
     def take(index: Tensor) -> Batch:
         chosen = index.to(job.device)
-        return prepare(task.x[chosen], config.pixels), task.y[chosen]
+        return models.prepare(task.x[chosen], config.pixels), task.y[chosen]
 
     order = shuffled(len(task.y), config.batch, short=False)
     batches: Iterator[Batch] = Batches(order, take, torch.Generator().manual_seed(seed))
     if job.what == "costs":
         batches = repeat(next(batches))
-    large = partial(prepare, size=config.pixels)
+    large = partial(models.prepare, size=config.pixels)
     splits = {
         name: partial(each.to(job.device).held_out, CHUNK, large)
         for name, each in (("validation", data.validation(config.validation)), ("test", data))
@@ -226,8 +227,6 @@ SMALLER = (
     " Preset cpu: a MobileNetV1 (width 0.25) is fine-tuned on 640 images of CIFAR-10 at 96 pixels (drawn anew for each "
     "seed) in batches of 16 for 4 epochs, instead of a ResNet-34 on all of them; 1,000 test images."
 )
-WEIGHTS = "weights pretrained on ImageNet"
-NEEDS = {RESNET34: WEIGHTS, RESNET50: f"{WEIGHTS} and CIFAR-100"}  # that are not at hand everywhere
 
 
 def shown(pair: Pair, variant: str, presets: frozenset[str]) -> Shown:
@@ -257,7 +256,7 @@ def sections(each: Shown, pair: Pair, variant: str) -> Iterable[Section]:
         yield each.section(
             f"equal {how}", number, Curves(each.methods, curve, label, each.ylabel, x=x),
             AT_SECONDS if how == "seconds" else "", item=FIGURES.get((pair, variant), ""), claims=claims,
-            full=frozenset({"paper"}), needs=NEEDS.get(pair, ""),
+            full=frozenset({"paper"}), needs="" if pair == MOBILENET else "weights pretrained on ImageNet",
         )  # fmt: skip
 
 
@@ -287,7 +286,7 @@ def _facts(pair: Pair, record: Record, name: str) -> list[str]:
 
 STUDY = Study(
     "transfer", PRESETS, comparisons, build,
-    data=lambda config: ", ".join(sorted({transfer_data.TITLES[pair.data] for pair in config.pairs})),
+    data=lambda config: ", ".join(sorted({DATA[pair.data][0] for pair in config.pairs})),
 )  # fmt: skip
 
 

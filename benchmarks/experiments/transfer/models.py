@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
 from torchvision import models
 
@@ -162,3 +163,17 @@ def unfreeze(net: nn.Module, network: Name, count: int | None) -> None:
     net.requires_grad_(count is None)
     for module in parts(network, count or 0):
         net.get_submodule(module).requires_grad_(True)
+
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels, between 0 and 1
+
+
+def prepare(x: Tensor, size: int) -> Tensor:  # (n, 3, 32, 32) bytes -> (n, 3, size, size) floats
+    """Enlarge images (bicubic) if need be, and take out ImageNet's mean and standard deviation."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    if x.device.type == "cpu":  # fast on bytes, which CUDA does not enlarge
+        large = F.interpolate(x, size=size, mode="bicubic").float()
+    else:
+        large = F.interpolate(x.float(), size=size, mode="bicubic").clamp_(0, 255)
+    mean, std = (255 * torch.tensor(each, device=x.device).view(3, 1, 1) for each in (MEAN, STD))
+    return large.sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""A common budget of seconds: who gets how much, and what one failure does to the others."""
+"""All benchmarks in their order: what does not fit into the budget is not begun, and one failure does not end it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.toy_benchmark import Execute, Toy, accuracy, counting, named, toy
+from helpers.toy_benchmark import Execute, Toy, accuracy, counting, named
 
 from benchmarks.core import records, registry, suite
 from benchmarks.core import runner as harness
@@ -31,7 +31,7 @@ class Clock:
         return execute
 
 
-def entry(benchmark: Benchmark[Toy] | None, share: float = 1.0) -> registry.Entry:
+def entry(benchmark: Benchmark[Toy] | None) -> registry.Entry:
     """An entry that gives this benchmark, or breaks down."""
 
     class Given(registry.Entry):
@@ -40,51 +40,23 @@ def entry(benchmark: Benchmark[Toy] | None, share: float = 1.0) -> registry.Entr
                 raise ImportError("no such module")
             return benchmark
 
-    return Given("none", "", share)
+    return Given("none", "")
 
 
 def finished(folder: Path) -> dict[str, int]:
     return {path.name.removesuffix("-smoke.json"): len(records.load(path).runs) for path in folder.glob("*.json")}
 
 
-def test_a_run_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    outcome = harness.run(toy(clock.taking(10)), "smoke", tmp_path, deadline=25)
-    assert (outcome.finished, outcome.total, clock.now) == (2, 4, 20)
-
-
 @pytest.mark.parametrize(
-    ("budget", "expected"),
-    [
-        (None, {"a": 4, "b": 4}),
-        (1000, {"a": 4, "b": 4}),
-        (40, {"a": 3, "b": 1}),  # shares 3 : 1
-        (0, {}),
-    ],
+    ("budget", "expected"), [(None, {"a": 4, "b": 4}), (65, {"a": 4, "b": 2}), (45, {"a": 4}), (0, {})]
 )
-def test_the_budget_is_shared_most_wanted_first(
+def test_what_would_end_after_the_budget_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, expected: dict[str, int]
 ) -> None:
     run = Clock(monkeypatch).taking(10)
-    entries = {"a": entry(named("a", run), share=3), "b": entry(named("b", run))}
+    entries = {name: entry(named(name, run)) for name in ("a", "b")}
     assert suite.run_all(entries, "smoke", tmp_path, budget=budget) == {}
     assert finished(tmp_path) == expected
-
-
-def test_what_one_does_not_use_goes_to_those_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    entries = {"slow": entry(named("slow", clock.taking(10))), "quick": entry(named("quick", clock.taking(1)))}
-    suite.run_all(entries, "smoke", tmp_path, budget=50)
-    assert finished(tmp_path) == {"slow": 4, "quick": 4}
-    assert clock.now <= 50
-
-
-def test_a_long_run_begins_when_the_others_leave_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    harness.run(named("long", clock.taking(30)), "smoke", tmp_path, deadline=1)  # one run: how long is known now
-    entries = {"long": entry(named("long", clock.taking(30))), "quick": entry(named("quick", clock.taking(1)))}
-    suite.run_all(entries, "smoke", tmp_path, budget=40)
-    assert finished(tmp_path) == {"long": 2, "quick": 4}
 
 
 def test_a_failure_is_reported_and_the_rest_goes_on(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,8 @@ from benchmarks.__main__ import main
 from benchmarks.core import records
 from benchmarks.core.registry import REGISTERED, Entry
 from benchmarks.core.runner import Context, Run
+from benchmarks.report import pages
+from benchmarks.report.paper import ITEMS
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,10 +62,21 @@ def test_every_benchmark_runs_in_its_small_form(command: Command, name: str, tmp
     assert done.returncode == 0, done.stderr
     record = records.load(records.path_of(tmp_path, name, "smoke"))
     assert len(record.runs) == record.total > 0
-    assert done.stdout.splitlines()[-1].startswith(f"{name} smoke: {record.total} of {record.total} runs are in")
-    shown = command("report", "--records", str(tmp_path), "--out", str(tmp_path))
-    assert shown.returncode == 0, shown.stderr
-    assert str(record.device) in (tmp_path / "report.html").read_text()
+    *_, data, last = done.stdout.splitlines()
+    assert data.startswith(f"{name} smoke: trained on ")
+    assert last.startswith(f"{name} smoke: {record.total} of {record.total} runs are in")
+    for section in REGISTERED[name].load().sections:
+        assert pages.block(section, record).title == section.title  # with its plots
+
+
+def test_runs_of_every_preset_have_names_of_their_own() -> None:
+    for entry in REGISTERED.values():
+        benchmark = entry.load()
+        for config in benchmark.presets.values():
+            keys = [run.key for run in benchmark.runs(config)]
+            assert len(set(keys)) == len(keys) > 0
+            assert benchmark.data_of(config)
+        assert {section.item for section in benchmark.sections} <= {*ITEMS, ""}
 
 
 def test_list_names_every_benchmark_and_its_presets(command: Command) -> None:
@@ -81,6 +93,11 @@ def test_list_names_every_benchmark_and_its_presets(command: Command) -> None:
     [
         (["spiral", "--preset", "huge"], 1, "error: spiral: preset must be one of smoke"),
         (["spiral", "--preset", "smoke", "--device", "toaster"], 1, "error: device must be one that torch knows"),
+        (
+            ["spiral", "--preset", "smoke", "--data-dir", "nowhere"],
+            1,
+            "error: data-dir must be a folder, got 'nowhere'",
+        ),
         (["spirall"], 2, "spiral"),
         (["spiral", "--seeds", "0"], 2, "--seeds"),
         (["speed", "nothing"], 2, "nothing"),
@@ -95,32 +112,6 @@ def test_wrong_calls_are_one_clear_message(
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from benchmarks.core import runner as harness
-from benchmarks.experiments import spiral
-
-def execute(config, run, context):
-    if len(context.record.runs) == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return [{"accuracy": seed} for seed in run.seeds]
-
-runs = lambda config: [harness.Run("SGD", (seed,)) for seed in range(4)]
-toy = harness.Benchmark("toy", {"smoke": spiral.PRESETS["smoke"]}, runs, execute)
-print(harness.run(toy, "smoke", Path(sys.argv[1])).added)
-"""
-
-
-@pytest.mark.parametrize("name", REGISTERED)
-def test_a_data_folder_that_is_not_there_is_an_error_for_everyone(command: Command, name: str, tmp_path: Path) -> None:
-    folder = str(tmp_path / "nowhere")
-    done = command(*name.split(), "--preset", "smoke", "--out", str(tmp_path), "--data-dir", folder)
-    assert done.returncode == 1
-    assert done.stderr == f"error: data-dir must be a folder, got {folder!r}, which is not a folder.\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,35 +145,6 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(
     said = f"stopped: 2 of 9 runs are kept in {path}. The same command goes on from there."
     assert done.stderr.splitlines()[-1] == said
     assert len(records.load(path).runs) == 2
-
-
-def test_a_smoke_run_says_on_which_data_it_ran(command: Command, tmp_path: Path) -> None:
-    done = command("mnist", "--preset", "smoke", "--seeds", "1", "--out", str(tmp_path))
-    assert "mnist smoke: trained on scikit-learn's digits" in done.stdout.splitlines()
-
-
-@pytest.mark.parametrize("name", REGISTERED)
-def test_every_benchmark_names_its_data(name: str) -> None:
-    benchmark = REGISTERED[name].load()
-    assert all(benchmark.data_of(config) for config in benchmark.presets.values())
-
-
-def test_a_missing_extra_is_marked_in_the_list(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotnine", None)
-    lines = command("list").stdout.splitlines()
-    assert [line.split()[0] for line in lines if line.endswith("(not installed: plotnine)")] == ["thin-tabular"]
-
-
-def test_finished_runs_survive_kill_9(tmp_path: Path) -> None:
-    def attempt(kill_at: int) -> subprocess.CompletedProcess[str]:
-        code = [sys.executable, "-c", KILLED, str(tmp_path), str(kill_at)]
-        return subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert attempt(2).returncode == -signal.SIGKILL
-    assert len(records.load(tmp_path / "toy-smoke.json").runs) == 2
-    resumed = attempt(9)
-    assert resumed.stdout.splitlines()[-1] == "2", resumed.stderr
-    assert records.load(tmp_path / "toy-smoke.json").numbers("SGD", "accuracy") == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
 def test_all_reports_a_failure_and_says_so_by_its_exit_code(

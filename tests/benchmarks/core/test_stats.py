@@ -43,17 +43,3 @@ def test_differences_are_paired_by_seed() -> None:
 )
 def test_what_differences_allow_to_say(differences: list[float], above: float, said: str) -> None:
     assert stats.judge(differences, above) == said
-
-
-@pytest.mark.parametrize(
-    ("differences", "said"),
-    [
-        ([], "A against B: 0 paired runs, too few to say anything."),
-        ([1.0], "A against B: 1 paired runs, too few to say anything."),
-        ([1.0, 1.2, 1.1], "A minus B: +1.1 points, 95 % interval +0.9 to +1.3 over 3 paired seeds: above zero."),
-        ([-1.0, -1.2, -1.1], "A minus B: -1.1 points, 95 % interval -1.3 to -0.9 over 3 paired seeds: below zero."),
-        ([1.0, -1.0], "A minus B: +0.0 points, 95 % interval -12.7 to +12.7 over 2 paired seeds: within noise."),
-    ],
-)
-def test_differences_in_plain_words(differences: list[float], said: str) -> None:
-    assert stats.sentence("A", "B", differences, "points", 1) == said

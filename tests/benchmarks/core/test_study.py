@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.core import checkpoints, runner
-from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly, least_loss
-from benchmarks.core.records import Record, load, new
+from benchmarks.core import runner
+from benchmarks.core.comparison import Comparison, Costs, Job, Search, least_loss
+from benchmarks.core.records import Record, load
 from benchmarks.core.sections import Shown
 from benchmarks.core.study import Study, at_best_validation, late
 
@@ -92,21 +91,6 @@ def test_runs_are_the_trials_the_timing_and_every_seed_of_every_method(made: Mad
     assert keys[4:] == [f"{name} | seed {seed}" for seed in (0, 1) for name in METHODS]
 
 
-def test_the_timing_comes_first_where_trials_end_at_equal_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    toy, _ = study(monkeypatch, costs=Costs("plain"), search=Search(GRID, at="seconds"))
-    assert toy.runs(Config())[0].key == "costs | seed 0"
-
-
-def test_comparisons_share_a_timing_and_trials_of_the_same_name(made: Made) -> None:
-    def comparisons(config: Config) -> list[Comparison[Method]]:
-        (one,) = made[0].comparisons(config)
-        return [one, replace(one, prefix="again: ", seeds=1)]
-
-    once, both = made[0], replace(made[0], comparisons=comparisons)
-    more = [f"again: {name} | seed 0" for name in METHODS]
-    assert [run.key for run in both.runs(Config())] == [*(run.key for run in once.runs(Config())), *more]
-
-
 def test_the_best_options_on_validation_data_are_used(made: Made, tmp_path: Path) -> None:
     record = record_of(made, tmp_path)
     trials = [each for each in made[1] if each.job.what == "trial"]
@@ -123,13 +107,6 @@ def test_a_method_takes_what_the_search_has_found_for_another(monkeypatch: pytes
     record_of(toy, tmp_path)
     assert {each.method.gain for each in toy[1] if each.job.what == "compare"} == {1.0, 1.5}
     assert {each.method for each in toy[1] if each.job.name == "dear"} == {Method(3.0, 1.5)}
-
-
-def test_less_can_be_better(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    search = Search(GRID, score=lambda result: -result["validation loss"])
-    toy, built = study(monkeypatch, search=search)
-    record_of((replace(toy, metric="loss"), built), tmp_path)
-    assert {each.method.gain for each in built if each.job.name == "cheap" and each.job.what == "compare"} == {0.5}
 
 
 def test_everyone_gets_the_steps_and_the_seconds_of_the_baseline(made: Made, tmp_path: Path) -> None:
@@ -187,23 +164,6 @@ def test_a_scheduled_method_is_trained_once_for_its_steps_and_once_for_its_secon
     assert record.results("dear")[1]["accuracy at equal seconds"] == 6.0
 
 
-def test_a_timing_that_was_cut_short_goes_on(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "EVERY", -1.0)
-    toy, built = made
-    run = next(run for run in toy.runs(Config()) if run.method == "costs")
-    record = new("toy", "smoke", Config(), torch.device("cpu"))
-    context = runner.Context(torch.device("cpu"), None, record, tmp_path / "unfinished")
-
-    def failing(trainers: Any) -> dict[str, float]:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        replace(toy, measure=failing).execute(Config(), run, context)
-    taken = sum(each.steps for each in built)
-    assert toy.execute(Config(), run, context)[0]["all"]["dear"] == [3.0, 3.0]
-    assert sum(each.steps for each in built) == taken  # both turns were there
-
-
 def test_seeds_that_are_trained_together_are_one_run_with_a_result_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -222,11 +182,6 @@ def test_without_costs_there_are_no_seconds(monkeypatch: pytest.MonkeyPatch, tmp
     assert "steps at equal seconds" not in record_of(toy, tmp_path).results("dear")[0]
 
 
-def test_budgets_are_evenly_spread() -> None:
-    assert evenly(10, 4) == (2, 5, 7, 10)
-    assert evenly(2, 4) == (1, 2)
-
-
 def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> None:
     record = record_of(made, tmp_path)
     shown = Shown("Toy", {name: name for name in METHODS}, [("cheap", "plain"), ("plain", "dear")])
@@ -241,11 +196,6 @@ def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> Non
     assert [first(row.values(record)) for row in costs.rows] == [1.0, 0.5, 3.0]
     (less, _, _) = replace(shown, lower=True).sections("plain")
     assert [first(claim.values(record)) for claim in less.claims] == [-4.0, 8.0]
-
-
-def test_trainers_get_the_device_and_the_folder(made: Made, tmp_path: Path) -> None:
-    record_of(made, tmp_path)
-    assert {(each.job.device, each.job.data_dir) for each in made[1]} == {(torch.device("cpu"), None)}
 
 
 def test_the_number_of_a_training_may_be_late_or_at_the_best_validation() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mrreg
 from benchmarks.core import checkpoints
 from benchmarks.core.training import Batch, Batches, Loop, Plan, accuracy, fit, percent_right, shuffled
-from benchmarks.experiments.spiral import Generators, StackedLinear
+from benchmarks.experiments.spiral import Generators
 
 CPU = torch.device("cpu")
 
@@ -32,8 +32,7 @@ def masked() -> Loop:
     net = nn.Sequential(mrreg.MultirateMask(nn.Linear(6, 8), p=0.5, k=3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     mrreg.attach(optimizer, net, seed=3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    return Loop(net, optimizer, batches(), {"test": lambda: [data()]}, scheduler=scheduler)
+    return Loop(net, optimizer, batches(), {"test": lambda: [data()]})
 
 
 def multirate() -> Loop:
@@ -57,7 +56,7 @@ def stopping(at: int) -> Callable[[Any], Iterator[int]]:
 
 
 @pytest.mark.parametrize("make", [masked, multirate])
-@pytest.mark.parametrize("stops", [(3,), (6,), (10, 16), (2, 3)])
+@pytest.mark.parametrize("stops", [(6,), (2, 3, 16)])
 def test_a_training_cut_short_ends_like_one_that_was_not(
     make: Callable[[], Loop], stops: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,14 +83,6 @@ def test_a_training_cut_short_ends_like_one_that_was_not(
 
 def test_a_young_training_writes_nothing(tmp_path: Path) -> None:
     fit(multirate(), Plan((5,), ("test",)), CPU, checkpoint=tmp_path / "unfinished")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_be_saved_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "EVERY", -1.0)
-    loop = multirate()
-    loop.resumable = False
-    fit(loop, Plan((5,), ("test",)), CPU, checkpoint=tmp_path / "unfinished")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,7 +130,7 @@ def stacked(seed: int) -> Batches:
 
 
 @pytest.mark.parametrize("make", [batches, noisy, stacked])
-@pytest.mark.parametrize("taken", range(12))
+@pytest.mark.parametrize("taken", [0, 3, 5, 11])
 def test_batches_go_on_where_they_were(make: Callable[[int], Batches], taken: int) -> None:
     first, second = make(1), make(2)
     list(islice(first, taken))
@@ -181,10 +172,3 @@ def test_accuracy_counts_the_right_ones_over_all_batches_and_leaves_the_mode() -
     assert model.training
     assert percent_right(model.eval(), parts[:1], training=True).item() == pytest.approx(100 / 3)
     assert not model.training
-
-
-def test_stacked_models_have_an_accuracy_each() -> None:
-    layers = [nn.Linear(6, 3) for _ in range(4)]
-    x, y = data()
-    together = percent_right(StackedLinear(layers), [(x.expand(4, 20, 6), y)])
-    assert together.tolist() == pytest.approx([accuracy(layer, [(x, y)]) for layer in layers])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.core.errors import UserError
-from benchmarks.data.mnist import FILES, MEAN, STD, Digits, load
+from benchmarks.data.mnist import FILES, Digits, load
 
 
 def numbered(count: int = 10, draw: int | None = None) -> Digits:
@@ -44,15 +44,26 @@ def test_validation_images_are_neither_trained_on_nor_tested() -> None:
     assert len(tuning.examples(0)) == 4
 
 
-def test_standardized_pixels() -> None:
-    digits = Digits(torch.full((1, 1), MEAN + STD), torch.zeros(1), torch.full((1, 1), MEAN), torch.zeros(1))
-    assert digits.standardized().x.item() == pytest.approx(1)
-    assert digits.standardized().test_x.item() == 0
-
-
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="MNIST: expected") as error:
         load("mnist", tmp_path)
     assert all(file in str(error.value) for file in FILES)
     assert str(tmp_path) in str(error.value)
     assert "--data-dir" in str(error.value)
+
+
+TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+
+
+@pytest.mark.data
+def test_mnist_is_the_official_split(data_dir: Path) -> None:
+    digits = load("mnist", data_dir)
+    assert digits.y.bincount().tolist() == TRAIN
+    assert digits.test_y.bincount().tolist() == TEST
+    assert digits.x.shape == (60_000, 784)
+    assert digits.x.mean().item() == pytest.approx(0.1307, abs=1e-4)
+    assert digits.x.std().item() == pytest.approx(0.3081, abs=1e-4)
+    assert (digits.x.min().item(), digits.x.max().item()) == (0, 1)
+    assert digits.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
+    assert digits.test_y[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]

@@ -1,7 +1,5 @@
 """The biases benchmark: its networks, its augmentation, its pairing."""
 
-from itertools import islice
-
 import pytest
 import torch
 from torch import nn
@@ -58,16 +56,3 @@ def test_augmented_images_are_crops_of_the_padded_ones_flipped_or_not() -> None:
     assert {flip for _, _, flip in found} == {False, True}
     assert len({down for down, _, _ in found}) > 5
     assert len({right for _, right, _ in found}) > 5
-
-
-@pytest.mark.parametrize("augmented", [False, True])
-def test_every_epoch_is_all_images_once_and_follows_from_the_seed(augmented: bool) -> None:
-    data = images(biases.BATCH + 3)
-    first, again = (
-        list(islice(biases.batches(data, augmented, torch.Generator().manual_seed(5)), 2)) for _ in range(2)
-    )  # fmt: skip
-    assert [len(y) for _, y in first] == [biases.BATCH, 3]
-    assert torch.equal(torch.cat([y for _, y in first]).sort().values, data.y.sort().values)
-    for one, two in zip(first, again, strict=True):
-        assert torch.equal(one[0], two[0])
-        assert torch.equal(one[1], two[1])

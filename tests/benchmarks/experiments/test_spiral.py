@@ -11,8 +11,6 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from benchmarks.core import runner as harness
-from benchmarks.core.records import Record, load
 from benchmarks.core.training import Loop
 from benchmarks.experiments import spiral
 from benchmarks.experiments.spiral import Generators
@@ -125,18 +123,6 @@ def test_every_method_has_an_oracle() -> None:
     assert set(spiral.METHODS) == set(ORACLES)
 
 
-def test_a_seed_does_not_depend_on_its_neighbours() -> None:
-    def trained(seeds: list[int]) -> tuple[list[float], list[torch.Tensor]]:
-        nets = spiral.Networks(seeds, 20)
-        loop = run(training(seeds, nets, SGD(nets.parameters(), lr=H)), 2)
-        return loop.evaluate("test"), [p.detach() for p in nets.parameters()]
-
-    alone, both = trained([7]), trained([2, 7])
-    assert alone[0][0] == pytest.approx(both[0][1], abs=2.1)
-    for one, two in zip(alone[1], both[1], strict=True):
-        torch.testing.assert_close(one[0], two[1], rtol=0, atol=1e-6)
-
-
 def test_spirals_lie_on_the_curve() -> None:
     x, y = spiral.spirals(2000, torch.Generator().manual_seed(1))
     assert x.shape == (2000, 2)
@@ -154,17 +140,6 @@ def test_spirals_lie_on_the_curve() -> None:
     assert off[far].mean().abs() < 0.02
 
 
-def test_every_epoch_uses_each_point_once_in_a_new_order() -> None:
-    x, y, *_ = spiral.draw(Generators([0, 1]), 6 * spiral.BATCH, 50)
-    drawn = spiral.batches(x, y, Generators([0, 1]))
-    first, second = (torch.cat([x for x, _ in islice(drawn, 6)], 1) for _ in range(2))
-    for seen in (first, second):
-        for index in range(2):
-            assert torch.equal(seen[index].sort(0).values, x[index].sort(0).values)
-    assert not torch.equal(first, second)
-    assert not torch.equal(first[0], first[1])
-
-
 def test_networks_start_as_torch_does_and_leave_global_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     nets = spiral.Networks([5, 6])
@@ -173,25 +148,3 @@ def test_networks_start_as_torch_does_and_leave_global_random_numbers_alone() ->
     layer = nn.Linear(2, spiral.WIDTH)
     assert torch.equal(nets.hidden.weight[1], layer.weight)
     assert torch.equal(nets.hidden.bias[1], layer.bias)
-
-
-@pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return load(harness.run(spiral.BENCHMARK, "smoke", tmp_path_factory.mktemp("spiral")).path)
-
-
-def test_regions_are_kept_once_with_rows_from_below(smoke: Record) -> None:
-    for method in spiral.METHODS:
-        kept = [result.get("regions") for result in smoke.results(method).values()]
-        assert [region is not None for region in kept] == [method in spiral.DRAWN, False]
-    nets = spiral.Networks([0])
-    with torch.no_grad():  # label 1 exactly where y > 0
-        for parameter in nets.parameters():
-            parameter.zero_()
-        nets.hidden.weight[0, 0] = torch.tensor([0.0, 50.0])
-        nets.output.weight[0, 0, 0] = 50.0
-        nets.output.bias[0] = -1.0
-    grid = spiral.regions(nets)
-    assert (len(grid), len(grid[0])) == (spiral.GRID, spiral.GRID)
-    assert all(p < 0.5 for p in grid[0])
-    assert all(p > 0.5 for p in grid[-1])

@@ -43,9 +43,9 @@ def test_the_committed_records_fill_every_card_row_and_plot() -> None:
     """And nobody has typed a result: the pages say what the records say."""
     shown, shows = pages.sources(records.load_all(RECORDS))
     cards = headlines.cards(shows, pages._looks(shown))
-    assert [card.title for card in cards] == [card.title for card in CARDS]
-    assert all(card.plot for card in cards)
-    assert all(cards[place].cost for place in (0, 2))
+    assert [card["title"] for card in cards] == [card.title for card in CARDS]
+    assert all(card["plot"] for card in cards)
+    assert all(cards[place]["cost"] for place in (0, 2))
     root = RECORDS.parents[1]
     for page, table in (("README.md", pages.excerpt(shows)), ("docs/when-it-helps.md", pages.thin(shows))):
         assert len(table.splitlines()) >= 6

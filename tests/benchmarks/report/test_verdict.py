@@ -84,15 +84,6 @@ def test_numbers_are_judged_only_where_network_and_data_are_the_papers(
     assert said == (numbers if judged else "measured")
 
 
-def test_a_row_says_that_its_numbers_were_computed() -> None:
-    assert verdict.summarize(Section("", "t", rows=ROWS, found="computed"), record("cpu")) == "computed"
-
-
-def test_a_row_names_what_is_within_noise() -> None:
-    noisy = record(accuracy={"SGD": [90.0, 92.0], "masks": [91.0, 92.0]})
-    assert verdict.summarize(Section("Figure 8", "t", claims=(BETTER,)), noisy) == "0 of 1 reproduced, 1 within noise"
-
-
 @pytest.mark.parametrize(
     ("item", "preset", "said"), [("Figure 8", "paper", "the paper's"), ("Figure 8", "cpu", "tiny"), ("", "cpu", "")]
 )

@@ -1,7 +1,5 @@
 """The MNIST benchmark's training is the plain loop, and weights are dropped as its methods say."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 from torch import nn
@@ -53,19 +51,6 @@ def test_training_is_the_plain_loop(method: Method, digits: Digits) -> None:
         torch.testing.assert_close(mine, theirs)
     hits = model.eval()(digits.test_x).argmax(1) == digits.test_y
     assert loop.evaluate("test") == pytest.approx(100 * hits.double().mean().item())
-
-
-def test_a_training_cut_short_goes_on_to_the_bit(digits: Digits) -> None:
-    whole, first, second = (begun(Method("masks", P, k=4), digits) for _ in range(3))
-    for step in range(12):
-        whole.step()
-        if step < 7:
-            first.step()
-    second.load_state_dict(deepcopy(first.state_dict()))
-    for _ in range(7, 12):
-        second.step()
-    for mine, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("rescale", [False, True])

@@ -74,26 +74,8 @@ def test_each_kind_of_test_image_is_what_its_name_says(patterns: Patterns) -> No
         assert added.abs().max() < 1e-5
 
 
-def test_a_batch_is_those_images_in_that_order(patterns: Patterns) -> None:
-    train = patches_data.training_set(images(30), patterns, torch.Generator().manual_seed(0))
-    x, y = everything(train)
-    index = torch.tensor([7, 3, 29])
-    got = train.batch(index)
-    assert torch.equal(got[0], x[index])
-    assert torch.equal(got[1], y[index])
-
-
 def test_only_the_middle_is_shown_where_that_is_asked_for(patterns: Patterns) -> None:
     whole, middle = (
         patches_data.training_set(images(10), patterns, torch.Generator().manual_seed(0), side) for side in (32, 16)
     )
     assert torch.equal(everything(replace(middle, x=whole.x))[0], everything(whole)[0][:, :, 8:24, 8:24])
-
-
-def test_the_data_set_follows_from_the_generator(patterns: Patterns) -> None:
-    data = images(50)
-    one, two, other = (
-        patches_data.training_set(data, patterns, torch.Generator().manual_seed(seed)) for seed in (3, 3, 4)
-    )
-    assert torch.equal(everything(one)[0], everything(two)[0])
-    assert not torch.equal(everything(one)[0], everything(other)[0])

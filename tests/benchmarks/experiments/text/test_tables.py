@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.core.records import Record, new
 from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text import tables as text
 from benchmarks.experiments.text.data import Task, Texts
-from benchmarks.experiments.text.recipes import Recipe, Trainee
-from benchmarks.experiments.text.tables import METHODS, Setting
+from benchmarks.experiments.text.recipes import Recipe, Setting
+from benchmarks.experiments.text.tables import METHODS
 
 
-def prepared(recipe: Recipe) -> tuple[text_model.Classifier, Trainee]:
+def prepared(recipe: Recipe) -> tuple[text_model.Classifier, torch.optim.Optimizer]:
     net = text_model.encoder("tiny", 2)
     return net, recipe.prepare(net)
 
@@ -22,27 +21,27 @@ def rate(group: dict[str, Any]) -> float:
     return float(group["lr"] / (group["period"] if group.get("slow_lr") == "per_gradient" else 1))
 
 
-def periods(net: text_model.Classifier, trainee: Trainee) -> dict[str, tuple[int, float]]:
+def periods(net: text_model.Classifier, optimizer: torch.optim.Optimizer) -> dict[str, tuple[int, float]]:
     """Period of each parameter that trains, and the lr of its steps."""
     names = {id(parameter): label for label, parameter in net.named_parameters()}
     return {
         names[id(parameter)]: (group.get("period", 1), rate(group))
-        for group in trainee.optimizer.param_groups
+        for group in optimizer.param_groups
         for parameter in group["params"]
     }
 
 
 def test_full_fine_tuning_is_the_plain_optimizer_over_everything() -> None:
-    net, trainee = prepared(Recipe(lr=0.1))
-    assert type(trainee.optimizer) is torch.optim.SGD
-    assert trainee.optimizer.param_groups[0]["momentum"] == 0.9
-    assert len(periods(net, trainee)) == len(list(net.parameters()))
+    net, optimizer = prepared(Recipe(lr=0.1))
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.param_groups[0]["momentum"] == 0.9
+    assert len(periods(net, optimizer)) == len(list(net.parameters()))
 
 
 def test_what_is_frozen_wants_no_gradient_and_is_not_in_the_optimizer() -> None:
-    net, trainee = prepared(Recipe("half", optimizer="AdamW"))
-    assert type(trainee.optimizer) is torch.optim.AdamW
-    trained = periods(net, trainee).keys()
+    net, optimizer = prepared(Recipe("half", optimizer="AdamW"))
+    assert type(optimizer) is torch.optim.AdamW
+    trained = periods(net, optimizer).keys()
     assert {label for label, parameter in net.named_parameters() if parameter.requires_grad} == trained
     assert "fc.weight" in trained
     assert all(label.startswith(("fc.", "encoder.encoder.layer.1.")) for label in trained)
@@ -50,16 +49,16 @@ def test_what_is_frozen_wants_no_gradient_and_is_not_in_the_optimizer() -> None:
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_the_fast_part_has_period_1_and_the_rest_k(optimizer: Any) -> None:
-    net, trainee = prepared(Recipe(fast="head", k=4, optimizer=optimizer, lr=0.2, slow_lr="per_gradient"))
-    found = periods(net, trainee)
+    net, stepper = prepared(Recipe(fast="head", k=4, optimizer=optimizer, lr=0.2, slow_lr="per_gradient"))
+    found = periods(net, stepper)
     assert {label for label, (period, _) in found.items() if period == 1} == {"fc.weight", "fc.bias"}
     assert {value for label, value in found.items() if not label.startswith("fc.")} == {(4, 0.05)}
     assert len(found) == len(list(net.parameters()))
 
 
 def test_the_coupled_lr_is_the_same_for_both() -> None:
-    net, trainee = prepared(Recipe("layers", "last", lr=0.2))
-    found = periods(net, trainee)
+    net, optimizer = prepared(Recipe("layers", "last", lr=0.2))
+    found = periods(net, optimizer)
     assert {lr for _, lr in found.values()} == {0.2}
     assert not any("embeddings" in label for label in found)
 
@@ -69,13 +68,6 @@ def test_recipes_of_a_table_have_names_of_their_own() -> None:
         assert len({recipe.name for recipe in recipes}) == len(recipes)
     assert Recipe(fast="head", slow_lr="per_gradient").name == "classifier fast, k = 5, slow lr / k"
     assert Recipe("layers", "half", 2, drift=False).name == "half fast, k = 2, no drift, embeddings frozen"
-
-
-def made(numbers: dict[str, dict[str, float]]) -> Record:
-    record = new("text", "cpu", text.PRESETS["cpu"], torch.device("cpu"))
-    for method, result in numbers.items():
-        record.add(method, method, (0,), 1.0, [result])
-    return record
 
 
 def test_a_part_of_a_task_is_drawn_by_the_seed_and_the_dev_texts_are_not() -> None:

@@ -7,7 +7,7 @@ from benchmarks.core.errors import UserError
 from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text.data import Texts
 from benchmarks.experiments.text.encoder import Classifier
-from benchmarks.experiments.text.recipes import Trainee, by_length, loop
+from benchmarks.experiments.text.recipes import by_length, loop
 
 
 @pytest.fixture
@@ -32,10 +32,6 @@ def test_parts_grow_from_the_head_to_everything(net: Classifier) -> None:
     assert {id(p) for p in net.parameters_of("all")} == {id(p) for p in net.parameters()}
 
 
-def test_no_parameter_has_two_names(net: Classifier) -> None:
-    assert len(list(net.parameters())) == len(list(net.named_parameters(remove_duplicate=False)))
-
-
 def test_padding_does_not_change_the_logits(net: Classifier) -> None:
     net.eval()
     short = net(torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.bool))
@@ -50,7 +46,7 @@ def test_an_unknown_encoder_is_refused() -> None:
 
 def test_training_learns(net: Classifier) -> None:
     data = texts()
-    training = loop(Trainee(net, torch.optim.AdamW(net.parameters(), lr=1e-2)), data, 4, 0, {"test": data})
+    training = loop(net, torch.optim.AdamW(net.parameters(), lr=1e-2), data, 4, 0, {"test": data})
     for _ in range(20):
         training.step()
     assert training.evaluate("test") == 100
