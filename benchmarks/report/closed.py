@@ -24,9 +24,13 @@ def table(records: Sequence[Record]) -> pd.DataFrame:
 
 def sections(record: Record) -> tuple[Section, ...]:
     """Return one section with every number that is no curve, and what the question came to."""
-    found = table([record])
-    single = found.groupby(["method", "number"], sort=False).filter(lambda rows: bool(rows.place.max() == 0))
-    pairs = single[["method", "number"]].drop_duplicates().itertuples(index=False)
+    pairs = dict.fromkeys(
+        (run["method"], number)
+        for run in record.runs.values()
+        for result in run["results"]
+        for number, value in result.items()
+        if isinstance(value, float | int)
+    )
     title = f"{record.benchmark} (closed)"
     note = f"This question is closed; its code is at commit {', '.join(record.distinct('commit')) or 'unknown'}."
     return (

@@ -108,14 +108,16 @@ class Card:
     cost: str = "A step takes {} of a plain step's time, one with {} {} ({})."
 
 
+OURS = "thin, defaults"
+TASKS = ("regularizers-characters", "regularizers-digits", "regularizers-vit", "regularizers-convolutions")
 FC, FULL, BLOCK = "multirate k = 5, fast: fc", "full fine-tuning", "last block + fc only"
 CIFAR = "MobileNetV1 (width 0.25) on CIFAR-10: own lr: "
 CARDS = (
     Card(
         "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "
         "computed; on the k-th all of it is there.",
-        "You would use dropout, and time matters.", ("thin-chars", "thin-mnist", "thin-vit", "thin-convolutions"),
-        Curves({each: each for each in ("none", "dropout", "thin, k = 5")}, "loss by time", "seconds of training",
+        "You would use dropout, and time matters.", TASKS,
+        Curves({each: each for each in ("none", "dropout", OURS)}, "loss by time", "seconds of training",
                "test loss in nats", "seconds"),
     ),
     Card(
@@ -127,7 +129,7 @@ CARDS = (
     Card(
         "Fine-tuning", "The later layers move at every step, everything else once in k steps, by k times as much.",
         "You would fine-tune everything, seconds are short, and freezing the lower layers costs accuracy.",
-        ("transfer", "transfer-digits", "text-seconds"),
+        ("transfer", "text-seconds"),
         Curves({each: CIFAR + each for each in (FULL, FC, BLOCK)}, "accuracy by time", "seconds of training",
                "test accuracy in %", "seconds"),
     ),
@@ -140,8 +142,7 @@ CARDS = (
                "step (20 an epoch)", "test accuracy in %", "step", ylim=(45, 95)),
     ),
 )  # fmt: skip
-OURS = "thin, k = 5"
-EXCERPT = ("thin-chars", "thin-mnist", "thin-vit", "thin-convolutions", "text-seconds")
+EXCERPT = (*TASKS, "text-seconds")
 
 
 def cards(shows: Shows, looks: Mapping[str, plots.Look], given: Sequence[Card] = CARDS) -> list[dict[str, Any]]:

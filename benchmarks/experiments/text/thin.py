@@ -11,7 +11,6 @@ from benchmarks.core.training import Loop
 from benchmarks.experiments.regularizers import Method, Regularizers, Tried
 from benchmarks.experiments.text import data as text_data
 from benchmarks.experiments.text import encoder as text_model
-from benchmarks.experiments.text.recipes import Trainee
 from benchmarks.experiments.text.recipes import loop as text_loop
 
 TASK = "SST-2"
@@ -47,7 +46,7 @@ def loop(config: Config, net: nn.Module, optimizer: Optimizer, seed: int, job: J
     rest = len(whole.train) - config.validation
     chosen = torch.randperm(rest, generator=torch.Generator().manual_seed(seed))[: config.texts]
     splits = {"validation": whole.train[torch.arange(rest, len(whole.train))], "test": whole.dev}
-    return text_loop(Trainee(net, optimizer), whole.train[chosen], config.batch, seed, splits)
+    return text_loop(net, optimizer, whole.train[chosen], config.batch, seed, splits)
 
 
 STUDY = Regularizers(

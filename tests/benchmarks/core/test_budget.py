@@ -48,7 +48,7 @@ def finished(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("budget", "expected"), [(None, {"a": 4, "b": 4}), (65, {"a": 4, "b": 2}), (45, {"a": 4}), (0, {})]
+    ("budget", "expected"), [(None, {"a": 4, "b": 4}), (65, {"a": 4, "b": 2}), (45, {"a": 4, "b": 1}), (0, {})]
 )
 def test_what_would_end_after_the_budget_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: float | None, expected: dict[str, int]

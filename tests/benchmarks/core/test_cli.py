@@ -179,7 +179,8 @@ def test_the_report_writes_the_page_and_the_documentation(command: Command, tmp_
 
 def test_a_record_without_its_benchmark_is_a_closed_question(command: Command, tmp_path: Path) -> None:
     record = records.Record("nobody", "cpu", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}, answer=["Nothing was gained."])
-    record.add("a", "a method", (0, 1), 1.0, [{"accuracy": 90.0, "curve": [1.0, 2.0]}, {"accuracy": 92.0}])
+    results = [{"accuracy": 90.0, "curve": [1.0, 2.0], "one": [1.0]}, {"accuracy": 92.0}]
+    record.add("a", "a method", (0, 1), 1.0, list(results))
     record.runs["a"]["commit"] = "abc123"
     record.save(tmp_path / "nobody-cpu.json")
     done = command("report", "--records", str(tmp_path), "--out", str(tmp_path))
@@ -189,6 +190,7 @@ def test_a_record_without_its_benchmark_is_a_closed_question(command: Command, t
     assert "Nothing was gained." in text
     assert "abc123" in text
     assert "curve" not in text
+    assert "one |" not in text
     assert "nobody cpu,a method,0,curve,1,2.0" in (tmp_path / "numbers.csv").read_text().splitlines()
 
 

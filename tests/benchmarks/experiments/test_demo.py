@@ -23,7 +23,7 @@ def made(name: str, methods: dict[str, list[float]], **costs: float) -> tuple[Re
 
 def test_sentences_say_who_is_ahead_and_what_a_step_costs() -> None:
     thin = made(
-        "thin-mnist", {demo.THIN: [91.0, 92.0, 93.1], demo.DROPOUT: [90.0, 91.0, 92.0], demo.NONE: [88.0, 89.1, 90.0]},
+        "demo-thin", {demo.THIN: [91.0, 92.0, 93.1], demo.DROPOUT: [90.0, 91.0, 92.0], demo.NONE: [88.0, 89.1, 90.0]},
         thin=0.8, drop=1.3,
     )  # fmt: skip
     tuned = made("demo-finetune", {demo.MULTIRATE: [80.0, 81.0], demo.FULL: [79.0, 82.0], demo.FROZEN: [70.0, 71.1]},

@@ -11,10 +11,12 @@ from helpers.records import FULL, PLAIN, ROWS, record
 
 from benchmarks.core.errors import UserError
 from benchmarks.core.sections import Row, Section, Shown, metric
+from benchmarks.report import headlines
 from benchmarks.report import pages as report
 from benchmarks.report.paper import ITEMS
 
-TEXT = record("cpu", {"thin, k = 5": [80.0, 81.0, 82.0], "dropout": [79.0, 80.0, 81.1]}, benchmark="thin-vit")
+ACCURACY = {headlines.OURS: [80.0, 81.0, 82.0], "dropout": [79.0, 80.0, 81.1]}
+TEXT = record("cpu", ACCURACY, benchmark="regularizers-vit")
 for run in TEXT.runs.values():
     run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
     run["results"][0]["relative cost"] = 0.5
@@ -77,7 +79,7 @@ def test_cards_come_first_where_they_are_given(tmp_path: Path) -> None:
     html, *_ = report.write("Title", "", shown, SHOWS, report.chapters(shown, ITEMS), tmp_path)
     text = html.read_text()
     assert text.count('<article class="card">') == 1
-    assert text.index("thin, k = 5 against dropout") < text.index('id="summary"')
+    assert text.index(f"{headlines.OURS} against dropout") < text.index('id="summary"')
     assert '<span class="tag ahead">ahead</span> +1.0 points' in text
     assert "A step takes 0.50 of a plain step" in text
 
@@ -121,7 +123,7 @@ README = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nAfter.\n"
 def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
-    ours, rivals = "thin, k = 5", {"none": 78.0, "dropout": 79.0, "weight decay": 77.0}
+    ours, rivals = headlines.OURS, {"none": 78.0, "dropout": 79.0, "weight decay": 77.0}
     made = record("cpu", {ours: [80.0, 81.0, 82.0]} | {name: [at, at + 1, at + 2.1] for name, at in rivals.items()})
     for run in made.runs.values():
         run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
@@ -141,7 +143,7 @@ def test_the_docs_get_a_card_for_each_result_and_a_small_figure(tmp_path: Path) 
     shown = [(TEXT, ()), (record(), (replace(PLAIN, rows=ROWS * 4),))]
     page, figure = report.write_docs(shown, SHOWS, report.chapters(shown, ITEMS), tmp_path / "docs")
     text = page.read_text()
-    assert "| thin, k = 5 | dropout | ahead" in text
+    assert f"| {headlines.OURS} | dropout | ahead" in text
     assert "**Table A5. k < 5 & | more.** claims: 1 of 2 reproduced, 1 contradicted;" in text
     assert "| and 2 more | | |" in text
     assert text.index("## Not run") < text.index("- Figure 2. ")
