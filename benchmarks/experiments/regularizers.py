@@ -108,7 +108,7 @@ class Tried:
             return [{name: value, **lr} for value in values for lr in middle]
 
         def with_decay(values: Sequence[Any]) -> list[Options]:
-            return [{"p": p, "weight_decay": decay, **middle[0]} for p in values for decay in self.decays]
+            return [{"p": values[0], "weight_decay": decay, **lr} for decay in self.decays for lr in middle]
 
         found = {NONE: rates, DECAY: with_rates("weight_decay", self.decays), DROPOUT: with_rates("p", self.dropout)}
         found |= {DEPTH: with_rates("p", self.depth)} if self.depth else {}
