@@ -4,7 +4,7 @@ A study says which pairs of its methods stand there (`Shown.against`); a row who
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -69,17 +69,63 @@ class Pair:
         )  # type: ignore[return-value]
 
 
-RIVALS = {"none", "dropout", "weight decay"}
+OURS, TUNED = "thin, defaults", "thin, tuned"
+RIVALS = "none", "dropout", "weight decay"
 
 
-def against_best(shows: Shows) -> list[Pair]:
-    """Return thin training against its best rival at equal seconds, for each task that was run with all rivals."""
+def tasks(shows: Shows) -> list[tuple[Record, Shown]]:
+    """Return the tasks of thin training whose records have it and all rivals."""
+    return [
+        (record, shown)
+        for record, each in shows
+        for shown in each
+        if all(shown.methods.get(name) and record.results(shown.methods[name]) for name in (OURS, TUNED, *RIVALS))
+    ]
+
+
+def against_best(shows: Shows) -> list[tuple[Pair, Pair]]:
+    """Return thin training at its defaults and tuned, against the rival that is best at equal epochs, for each task."""
     found = []
-    for _, row in tasks(shows):
-        rivals = [pair for name, pair in row.items() if name in RIVALS and pair.ours == OURS and pair.seconds != NONE]
-        if len(rivals) == len(RIVALS):
-            found.append(min(rivals, key=lambda pair: stats.summarize(pair.differences(pair.at_seconds)).mean))
+    for record, shown in tasks(shows):
+        rivals = [Pair(record, shown, TUNED, rival) for rival in RIVALS]
+        best = min(rivals, key=lambda pair: stats.summarize(pair.differences(pair.shown.metric)).mean)
+        found.append((replace(best, ours=OURS), best))
     return found
+
+
+def matrix(shows: Shows) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return the methods, and for each task their means at equal epochs with the cost of a step in brackets."""
+    methods = list(dict.fromkeys(name for _, shown in tasks(shows) for name in shown.methods))
+
+    def cell(record: Record, shown: Shown, name: str) -> str:
+        found = stats.summarize(record.numbers(shown.methods.get(name, ""), shown.metric).values())
+        cost = Pair(record, shown, name, name).cost()[0] if found.n else NONE
+        return f"{found.mean:.{3 if shown.lower else 1}f} ({cost})" if found.n else NONE
+
+    return methods, [(s.task, [cell(record, s, name) for name in methods]) for record, s in tasks(shows)]
+
+
+def forest(shows: Shows) -> bytes:
+    """Return the figure of the guide: a line for each task, tuned thin training minus its best rival."""
+    best = [pair for _, pair in against_best(shows)]
+    with mpl.rc_context({**plots.STYLE, "svg.fonttype": "none"}):
+        figure = Figure(figsize=(7.0, 1.4 + 0.45 * len(best)), layout="constrained")
+        for axes, lower in zip(figure.subplots(1, 2), (False, True), strict=True):
+            rows = [pair for pair in best if pair.shown.lower == lower]
+            for place, pair in enumerate(rows):
+                for shift, number, mark in ((-0.12, pair.shown.metric, "o"), (0.12, pair.at_seconds, "s")):
+                    found = stats.summarize(pair.differences(number))
+                    label = f"equal {'epochs' if mark == 'o' else 'seconds'}" if place == 0 else None
+                    style: dict[str, Any] = {"fmt": mark, "color": "C0" if mark == "o" else "C1", "label": label}
+                    axes.errorbar(found.mean, place + shift, xerr=found.half, capsize=2, **style)
+            names = [f"{pair.shown.task}\nagainst {pair.rival}" for pair in rows]
+            axes.set_yticks(range(len(rows)), names, fontsize=7)
+            axes.axvline(0, color="black", linewidth=0.8)
+            axes.invert_yaxis()
+            axes.set_xlabel("nats fewer" if lower else "points more", fontsize=8)
+            if rows:
+                axes.legend(fontsize=7)
+        return plots.svg(figure)
 
 
 def pairs(shows: Shows, names: Sequence[str], most: int | None = None) -> list[Pair]:
@@ -108,7 +154,6 @@ class Card:
     cost: str = "A step takes {} of a plain step's time, one with {} {} ({})."
 
 
-OURS = "thin, defaults"
 TASKS = ("regularizers-characters", "regularizers-digits", "regularizers-vit", "regularizers-convolutions")
 FC, FULL, BLOCK = "multirate k = 5, fast: fc", "full fine-tuning", "last block + fc only"
 CIFAR = "MobileNetV1 (width 0.25) on CIFAR-10: own lr: "
@@ -174,14 +219,3 @@ def picture(shows: Shows, looks: Mapping[str, plots.Look]) -> bytes:
             plots.draw_curves(card.curves, record, axes, looks)
             part.suptitle(card.title)
         return plots.svg(figure)
-
-
-def tasks(shows: Shows) -> list[tuple[str, dict[str, Pair]]]:
-    """Return one row for each task of thin training: its name, and the pair with each rival."""
-    return [
-        (shown.task, {pair.rival: pair for pair in found})
-        for record, each in shows
-        for shown in each
-        if shown.task and (found := [Pair(record, shown, *pair) for pair in shown.against if "thin" in pair[0]])
-        if any({pair.seconds, pair.epochs} != {NONE} for pair in found)
-    ]

@@ -192,11 +192,12 @@ def write(
 
 
 def write_docs(shown: Sources, shows: headlines.Shows, parts: Sequence[Chapter], out: Path) -> list[Path]:
-    """Write results.md, the excerpt and the table of everything, and results.svg, the figure of the README."""
-    page, figure = out / "results.md", out / "results.svg"
+    """Write results.md with its figure, results.svg, and the figure of the guide, when-it-helps.svg."""
+    page, figure, guide = out / "results.md", out / "results.svg", out / "when-it-helps.svg"
     _render(page, {"chapters": parts, "rule": verdict.RULE, "excerpt": headlines.pairs(shows, headlines.EXCERPT, 1)})
     figure.write_bytes(headlines.picture(shows, _looks(shown)))
-    return [page, figure]
+    guide.write_bytes(headlines.forest(shows))
+    return [page, figure, guide]
 
 
 def fill(page: Path, table: str) -> None:
@@ -220,7 +221,8 @@ def excerpt(shows: headlines.Shows) -> str:
 
 def thin(shows: headlines.Shows) -> str:
     """Return what the records say of thin training, one row a task."""
-    return _template("thin.md.j2", tasks=headlines.tasks(shows))
+    methods, rows = headlines.matrix(shows)
+    return _template("thin.md.j2", methods=methods, rows=rows)
 
 
 def _template(name: str, **given: Any) -> str:

@@ -124,16 +124,18 @@ def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
     ours, rivals = headlines.OURS, {"none": 78.0, "dropout": 79.0, "weight decay": 77.0}
-    made = record("cpu", {ours: [80.0, 81.0, 82.0]} | {name: [at, at + 1, at + 2.1] for name, at in rivals.items()})
+    thin = {ours: [80.0, 81.0, 82.0], headlines.TUNED: [81.0, 82.0, 83.0]}
+    made = record("cpu", thin | {name: [at, at + 1, at + 2.1] for name, at in rivals.items()})
     for run in made.runs.values():
         run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
-    names = {name: name for name in (ours, *rivals)}
-    shows = [(made, [Shown("t", names, task="a task", against=[(ours, each) for each in rivals])])]
+    shows = [(made, [Shown("t", {name: name for name in (*thin, *rivals)}, task="a task")])]
     report.fill(readme, report.excerpt(shows))
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
     assert once.endswith(f"|\n{report.END}\n\nAfter.\n")
-    assert "| a task | dropout | ahead: +1.0 points (+0.8 to +1.1) |" in once
+    told = "ahead: +1.0 points (+0.8 to +1.1) | ahead: +2.0 points (+1.8 to +2.1) | ahead: +2.0 points (+1.8 to +2.1)"
+    assert f"| a task | dropout | {told} |" in once
+    assert "| a task | 81.0 (–) | 82.0 (–) | 79.0 (–) | 80.0 (–) | 78.0 (–) |" in report.thin(shows)
     assert "\nold\n" not in once
     report.fill(readme, report.excerpt(shows))
     assert readme.read_text() == once
@@ -141,13 +143,14 @@ def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
 
 def test_the_docs_get_a_card_for_each_result_and_a_small_figure(tmp_path: Path) -> None:
     shown = [(TEXT, ()), (record(), (replace(PLAIN, rows=ROWS * 4),))]
-    page, figure = report.write_docs(shown, SHOWS, report.chapters(shown, ITEMS), tmp_path / "docs")
+    page, figure, guide = report.write_docs(shown, SHOWS, report.chapters(shown, ITEMS), tmp_path / "docs")
     text = page.read_text()
     assert f"| {headlines.OURS} | dropout | ahead" in text
     assert "**Table A5. k < 5 & | more.** claims: 1 of 2 reproduced, 1 contradicted;" in text
     assert "| and 2 more | | |" in text
     assert text.index("## Not run") < text.index("- Figure 2. ")
     assert figure.read_bytes().startswith(b"<?xml")
+    assert guide.read_bytes().startswith(b"<?xml")
     assert "(results.svg)" in text
 
 
