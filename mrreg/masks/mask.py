@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.distributed.sharding import any_nonzero
+from mrreg.distributed.sharding import local
 from mrreg.errors import check_int, check_number, check_share, check_type, invalid_state, warn
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.layers import MaskTarget
@@ -219,7 +219,7 @@ class Mask:
         """Warn once that a masked step ended whose gradients come from whole forwards."""
         if not self.masking or self.forward_ran:
             return
-        if any(p.grad is not None and any_nonzero(p.grad) for _, p in self.masked_parameters()):
+        if any(p.grad is not None and local(p.grad).any() for _, p in self.masked_parameters()):
             kind = type(self.root()).__name__
             problem = f"the mask of a {kind} has no effect: what is absent got a gradient, yet its forward has not run"
             remedy = "Call the masked module itself in training mode, or mask the module that your loop calls"
