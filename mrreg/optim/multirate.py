@@ -105,6 +105,7 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
+        self._order = [] if model is None else list(model.parameters())  # of a base's own state
         self._begin(bases, model)
         if model is not None:
             check_use(where, model, self.param_groups)
@@ -235,11 +236,12 @@ class Multirate(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state, or refuse it and change nothing.
 
-        It is that of an optimizer with the same parts, or of the base optimizer over the same groups, as `split` makes.
+        It is that of an optimizer with the same parts, or of the base optimizer over the same groups, as `split` makes,
+        or over `model.parameters()`.
         """
         where, bases = f"{type(self).__name__}.load_state_dict", [part.base for part in self._bases]
         handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
-            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state)
+            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state, self._order)
         )
         checkpoint.check_form(where, state_dict)
         try:
@@ -248,7 +250,7 @@ class Multirate(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = {"_drift": self._drift, "_off": self._flags.off}
+        ours = {"_drift": self._drift, "_order": self._order, "_off": self._flags.off}
         return super().__getstate__() | ours | {"_copied_bases": [part.for_copy() for part in self._bases]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
