@@ -68,21 +68,6 @@ def test_several_scales_and_a_model_in_evaluation_mode() -> None:
 class TestTheUser:
     """What the user does to flags is honoured."""
 
-    def test_freezing_a_slow_part_between_steps_needs_no_close(self) -> None:
-        net = network()
-        optimizer = sgd(net)
-        train(net, optimizer, range(2))
-        net.trunk.requires_grad_(False)
-        train(net, optimizer, range(2, 4))
-        before = net.trunk.weight.clone()  # it drifts to its next sync step
-        train(net, optimizer, range(4, 7))
-        assert torch.equal(net.trunk.weight, before)
-        assert flags(net) == [False, False, True, True]
-        net.trunk.requires_grad_(True)
-        train(net, optimizer, range(7, 10))
-        assert not torch.equal(net.trunk.weight, before)
-        assert all(flags(net))
-
     @pytest.mark.parametrize("end", ["close", "with", "delete"])
     def test_an_open_window_closes_at_the_end(self, end: str) -> None:
         net = network()
