@@ -1,6 +1,5 @@
 """Clocks after uneven inputs: under `DistributedDataParallel.join` some ranks make more steps than others."""
 
-import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,30 +12,22 @@ from mrreg.errors import invalid_state
 
 Clock = Callable[[Any], int]
 
-_numbers = itertools.count()  # the same wrapper has the same number on all ranks
-
 
 class FinalSync:
     """Stands in for what a wrapper calls once on each rank when a join ends, and compares the clocks of the ranks."""
 
     def __init__(self, wrapper: DDP) -> None:
-        self._wrapper, self._number, self._joins = wrapper, next(_numbers), 0
-        self._original: Any = wrapper._sync_final_model
+        self._wrapper, self._original = wrapper, wrapper._sync_final_model
         self.clocks: weakref.WeakKeyDictionary[Any, tuple[str, Clock]] = weakref.WeakKeyDictionary()
 
     def __call__(self, is_last_joiner: bool) -> None:
         """Sync the model as torch does, and raise on every rank if clocks differ."""
-        store = dist.distributed_c10d._get_default_store()
-        ranks = dist.get_process_group_ranks(self._wrapper.process_group)
-        keys = {rank: f"mrreg/join/{self._number}/{self._joins}/{rank}" for rank in ranks}
-        self._joins += 1
-        # through the store, where no rank waits for one that knows of no clock
+        self._original(is_last_joiner)
         ours = sorted((where, clock(owner)) for owner, (where, clock) in self.clocks.items())
-        store.set(keys[dist.get_rank()], ", ".join(str(clock) for _, clock in ours))
-        self._original(is_last_joiner)  # which waits for all ranks
-        found = {rank: store.get(key).decode() if store.check([key]) else "0" for rank, key in keys.items()}
-        if ours and len(set(found.values())) > 1:
-            steps = ", ".join(f"{clocks} on rank {rank}" for rank, clocks in found.items())
+        found: list[Any] = [None] * dist.get_world_size(self._wrapper.process_group)
+        dist.all_gather_object(found, ", ".join(str(clock) for _, clock in ours), self._wrapper.process_group)
+        if ours and len(set(found)) > 1:
+            steps = ", ".join(f"{clocks} on rank {rank}" for rank, clocks in enumerate(found))
             problem = f"after uneven inputs the ranks have made different numbers of steps: {steps}"
             remedy = (
                 "They would train different parts from now on. Give all ranks as many batches (drop_last, Accelerate's "

@@ -1,15 +1,15 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
 from mrreg.distributed.join import compare_after_join
-from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state, quoted, warn
+from mrreg.errors import check, check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.clock import CLOCK
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.mask import Mask
@@ -162,10 +162,6 @@ def _several(optimizer: Any) -> list[Any]:
     single = isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable)
     several = [optimizer] if single else list(optimizer)
     check(several, WHERE, "optimizer", "at least one optimizer", several)
-    for each in several:
-        if isinstance(each, type):
-            remedy = f"{each.__name__} is a class: give an instance, {each.__name__}(model.parameters(), ...)."
-            raise invalid_argument(TypeError, WHERE, "optimizer", "an optimizer", each.__name__, remedy)
     return several
 
 
@@ -177,19 +173,12 @@ def _one_model(model: Any) -> nn.Module:
 
 
 def _check_masks(model: nn.Module, masks: list[tuple[str, Mask, int]]) -> None:
-    """Refuse a model without masks, or with one that would not be called or meet what is sharded inside it."""
+    """Refuse a model without masks, or with one that no longer fits or has something sharded inside it."""
     remedy = "Mask a layer with MultirateMask, or make the model thin, first."
     check(masks, WHERE, "model", "a module with a mask", type(model).__name__, remedy)
-    masked = {mask.root(): name for name, mask, _ in masks if mask.targets}
-    for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention) and module.out_proj in masked:
-            remedy = "Attention reads those weights itself: mask the attention with parameters=['out_proj.weight']."
-            got = f"a mask on {masked[module.out_proj]}"
-            raise invalid_argument(ValueError, WHERE, "model", "a module whose masks are called", got, remedy)
-    for _, mask, _first in masks:
+    for name, mask, _first in masks:
         mask.check_fit(mask.root())
-    for root, name in masked.items():
-        for inner, module in root.named_modules():
+        for inner, module in mask.root().named_modules() if mask.targets else ():
             if inner and is_fully_sharded(module):  # it is still cut when the mask reads it
                 problem = f"fully_shard was applied to {join(name, inner)!r}, inside a mask"
                 raise invalid_state(WHERE, problem, SHARD_OUTSIDE)
@@ -201,11 +190,13 @@ def _owner(optimizers: list[Optimizer], name: str, mask: Mask) -> int | None:
     lost = []
     for inner, p in mask.masked_parameters():
         path = join(name, inner)
-        holders = list(_holders(optimizers, p, path))
+        groups = [(i, group) for i, each in enumerate(optimizers) for group in each.param_groups]
+        holders = [(i, group) for i, group in groups if any(p is other for other in group["params"])]
         rule, remedy = "one for each masked parameter", "Attach the one that trains it."
         check(len(holders) < 2, WHERE, "optimizer", rule, f"{len(holders)} that have {path!r}", remedy)
-        for holder in holders:
-            owners.setdefault(holder, []).append(path)
+        for i, group in holders:
+            check_fast(group, path)
+            owners.setdefault(i, []).append(path)
         if not holders and p.requires_grad:
             lost.append(path)
     remedy = "Give them to the optimizer before attach, or attach all optimizers at once."
@@ -213,15 +204,6 @@ def _owner(optimizers: list[Optimizer], name: str, mask: Mask) -> int | None:
     remedy = "A mask has one clock: give all its parameters to one optimizer."
     check(len(owners) < 2, WHERE, "optimizer", f"one for all parameters of the mask {name!r}", owners, remedy)
     return next(iter(owners), 0 if len(optimizers) == 1 else None)
-
-
-def _holders(optimizers: list[Optimizer], p: Tensor, path: str) -> Iterator[int]:
-    """Yield the positions of the optimizers that have a parameter, in a group of period 1."""
-    for position, optimizer in enumerate(optimizers):
-        for group in optimizer.param_groups:
-            if any(p is other for other in group["params"]):
-                check_fast(group, path)
-                yield position
 
 
 def _refuse_ties(model: nn.Module, name: str, mask: Mask) -> None:

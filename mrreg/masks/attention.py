@@ -32,8 +32,12 @@ def attend(
     """Compute the result of the module's own forward, to rounding, with as many heads as its weights have.
 
     torch's forward takes the width of a head to be the embedding's over `num_heads`, so it cannot run with some heads
-    left out. Arguments and results are those of `torch.nn.MultiheadAttention`.
+    left out. Arguments and results are those of `torch.nn.MultiheadAttention`; keys that it adds are left to its own.
     """
+    if module.bias_k is not None or module.add_zero_attn:
+        return nn.MultiheadAttention.forward(
+            module, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+        )
     fused = query is key is value and module._qkv_same_embed_dim
     batched, first = query.dim() == 3, module.batch_first and query.dim() == 3
     if not first:  # to (batch, length, width)
@@ -43,9 +47,8 @@ def attend(
     else:
         projected = _project(module, [query, key, value])
     q, k, v = (_split(x, module.head_dim) for x in projected)
-    k, v, added = _with_added(module, k, v)
     causal = is_causal and key_padding_mask is None and not need_weights
-    mask = None if causal else _mask(attn_mask, key_padding_mask, q, added)
+    mask = None if causal else _mask(attn_mask, key_padding_mask, q)
     dropout = module.dropout if module.training else 0.0
     weights = None
     if need_weights:
@@ -70,26 +73,13 @@ def _project(module: nn.MultiheadAttention, streams: list[Tensor]) -> list[Tenso
     return [F.linear(x, weight, bias) for x, weight, bias in zip(streams, weights, biases, strict=True)]
 
 
-def _with_added(module: nn.MultiheadAttention, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Append the keys and values of `add_bias_kv` and `add_zero_attn`; return them and the number that was added."""
-    added = 0
-    if module.bias_k is not None and module.bias_v is not None:
-        ends = (_split(bias, module.head_dim).expand(len(k), -1, -1, -1) for bias in (module.bias_k, module.bias_v))
-        k, v = (torch.cat(pair, 2) for pair in zip((k, v), ends, strict=True))
-        added += 1
-    if module.add_zero_attn:
-        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        added += 1
-    return k, v, added
-
-
 def _split(x: Tensor, head_dim: int) -> Tensor:
     """Reshape (batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
     return x.view(*x.shape[:2], -1, head_dim).transpose(1, 2)
 
 
-def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, added: int) -> Tensor | None:
-    """Return both masks as one that is added to the scores, with nothing masked in the `added` keys at the end."""
+def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:
+    """Return both masks as one that is added to the scores."""
     batch, heads = q.shape[:2]
     masks = []
     if attn_mask is not None:  # (length, keys) or (batch * heads, length, keys)
@@ -100,4 +90,4 @@ def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor, added: in
         torch.zeros_like(each, dtype=q.dtype).masked_fill_(each, -torch.inf) if each.dtype == torch.bool else each
         for each in masks
     ]
-    return F.pad(sum(floats[1:], floats[0]), (0, added)) if floats else None
+    return sum(floats[1:], floats[0]) if floats else None

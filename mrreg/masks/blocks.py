@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +10,13 @@ from torch import Tensor, nn
 from mrreg.masks.groups import Block
 
 
-class Switches(Protocol):
-    """Which blocks are off, by number, on masked steps; the others count `block_factor` times."""
-
-    off: frozenset[int]
-    block_factor: float
-
-    @property
-    def masked(self) -> bool:
-        """True on masked steps."""
-
-
 class BlockForward:
-    """Stands for the forward of a block, in its instance; what a backward pass recomputes finds the same blocks off."""
+    """Stands for the forward of a block, in its instance; what a backward pass recomputes finds the same blocks off.
 
-    def __init__(self, module: nn.Module, block: Block, number: int, switches: Switches) -> None:
+    The switches, a mask, say if blocks are `masked`, the numbers of those that are `off`, and how often others count.
+    """
+
+    def __init__(self, module: nn.Module, block: Block, number: int, switches: Any) -> None:
         self.module, self.block, self.number, self.switches = module, block, number, switches
         self.before: Callable[..., Any] | None = vars(module).get("forward")
 
@@ -57,7 +49,7 @@ def value_when_off(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return torch.zeros_like(entering) if block.gives == "zeros" else entering
 
 
-def put_in(model: nn.Module, blocks: Iterable[Block], switches: Switches) -> None:
+def put_in(model: nn.Module, blocks: Iterable[Block], switches: Any) -> None:
     """Let blocks be called only where switches say so."""
     for number, block in enumerate(blocks):
         module = model.get_submodule(block.name)
@@ -75,7 +67,7 @@ def take_out(model: nn.Module) -> None:
 
 
 @contextmanager
-def switched(model: nn.Module, blocks: Iterable[Block], switches: Switches) -> Iterator[None]:
+def switched(model: nn.Module, blocks: Iterable[Block], switches: Any) -> Iterator[None]:
     """Let blocks be called, inside a `with` block, only where switches say so."""
     put_in(model, blocks, switches)
     try:

@@ -102,7 +102,7 @@ class KeptEntries:
     `kept` has ascending indices of what is kept along some dimensions; of the others everything is.
     """
 
-    spends = False  # `put` leaves what it is given as it is
+    in_place = False
 
     def __init__(self, like: Tensor, kept: Mapping[int, Tensor], device: torch.device) -> None:
         strides = like.stride()
@@ -131,6 +131,8 @@ class KeptEntries:
         small = matrix.index_select(0, self.rows).view(self._kept_sizes)
         return small if self._in_order else small.permute(self._inverse)
 
+    read = take  # by operations that graphs can contain
+
     def put(self, small: Tensor, whole: Tensor) -> None:
         """Write kept entries into a tensor, whose others stay as they are."""
         ordered, rows = self._ordered(whole), self._rows_of(small)
@@ -143,7 +145,7 @@ class KeptEntries:
             ordered.copy_(matrix.view(self._sizes))
 
     def spread(self, small: Tensor) -> Tensor:
-        """Return a tensor with these entries and zeros elsewhere, by operations that graphs can contain."""
+        """Return a tensor with these entries and zeros elsewhere, as graphs can contain it."""
         matrix = small.new_zeros(self._matrix).index_copy(0, self.rows, self._rows_of(small))
         return matrix.view(self._sizes).permute(self._inverse)
 
@@ -161,7 +163,7 @@ class PresentEntries:
     CPUs a select by truth values takes twenty times as long.
     """
 
-    spends = True
+    in_place = True
 
     def __init__(self, bits: Tensor, shape: torch.Size) -> None:
         self.bits, self.shape = bits, shape
@@ -178,20 +180,29 @@ class PresentEntries:
         torch.sub(here, change, out=change)
         here.addcmul_(change, self._as_wide(whole))  # bits are -1 and 0, and whole numbers wrap around
 
-    spread = take
+    def read(self, whole: Tensor) -> Tensor:
+        """Return the same by operations that graphs can contain."""
+        return torch.where(self.bits != 0, whole, 0)
+
+    spread = read
 
     def _as_wide(self, value: Tensor) -> Tensor:
         """Return bits as wide as the entries of a tensor: state may be kept in another precision."""
         return self.bits.to(bits_dtype(value))
 
 
-def gather(value: Tensor, entries: KeptEntries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
-    """Return `scale` times the kept entries of a parameter, whose other entries get a gradient of exactly zero.
+Entries = KeptEntries | PresentEntries
 
-    The gradient of the parameter is made in `gradients`: to fill fresh pages takes longer than all else here.
+
+def gather(value: Tensor, entries: Entries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
+    """Return `scale` times the present entries of a parameter, whose other entries get a gradient of exactly zero.
+
+    The gradient of the parameter is made in `gradients`: to fill fresh pages takes longer than all else here. What is
+    absent is not read, be it NaN or inf.
     """
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        small = entries.take(value)
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if transformed or (entries.in_place and torch.compiler.is_compiling()):
+        small = entries.read(value)
         return small if _is_one(scale) else small * scale
     return _Gather.apply(value, entries, scale, gradients)  # type: ignore[no-any-return]
 
@@ -201,25 +212,24 @@ def _is_one(scale: float | Tensor) -> bool:
 
 
 class _Gather(torch.autograd.Function):
-    """Kept entries, whose gradient is spread over a tensor of full size."""
+    """Present entries, whose gradient is spread over a tensor of full size."""
 
     @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, entries: KeptEntries, scale: float | Tensor, gradients: ReusableBuffer
-    ) -> Tensor:
+    def forward(ctx: Any, value: Tensor, entries: Entries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
         ctx.value, ctx.entries, ctx.scale, ctx.gradients = value, entries, scale, gradients
         small = entries.take(value)
         return small if _is_one(scale) else small.mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        entries: KeptEntries = ctx.entries
+        entries: Entries = ctx.entries
         if not _is_one(ctx.scale):
             grad = grad * ctx.scale
         if _is_traced(grad):
             return entries.spread(grad), None, None, None
         ctx.gradients.used = True
-        return ctx.gradients.spread(grad, entries, ctx.value), None, None, None
+        whole = entries.take(grad) if entries.in_place else ctx.gradients.spread(grad, entries, ctx.value)
+        return whole, None, None, None
 
 
 def _is_traced(grad: Tensor) -> bool:
@@ -227,30 +237,3 @@ def _is_traced(grad: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return True
     return torch._C._functorch.is_legacy_batchedtensor(grad)  # of torch.autograd.grad(is_grads_batched=True)
-
-
-def masked(value: Tensor, bits: Tensor, memory: ReusableBuffer) -> Tensor:
-    """Return a tensor with zeros at absent entries, NaN and inf too, which get a gradient of exactly zero."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return torch.where(bits != 0, value, 0)
-    return _Masked.apply(value, bits, memory)  # type: ignore[no-any-return]
-
-
-class _Masked(torch.autograd.Function):
-    """value & bits, whose derivative is the same function of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, bits: Tensor, memory: ReusableBuffer) -> Tensor:
-        ctx.bits, ctx.memory = bits, memory
-        return as_bits(value).bitwise_and(bits).view(value.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        ctx.memory.used = True
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
-            return torch.where(ctx.bits != 0, grad, 0), None, None
-        return as_bits(grad).bitwise_and(ctx.bits).view(grad.dtype), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return torch.where(ctx.bits != 0, tangent, 0)

@@ -1,7 +1,7 @@
 """Masked forwards: modules show the present entries of their tensors to the thread that runs the forward."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from threading import get_ident
 from traceback import walk_stack
 from typing import Any
@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
-from mrreg.errors import add_note, invalid_state, warn
+from mrreg.errors import add_note, invalid_state
 from mrreg.masks.checkpoints import recording
 from mrreg.masks.entries import version_of
 from mrreg.masks.mask import Mask
@@ -112,7 +112,7 @@ class MaskedForward:
         self._mask.running = None
         _set(self._before)
         for table in self._tables:
-            table.restore()
+            table.module.__dict__[table.kind] = table.own
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
         written = next((tensor.name for tensor, small, version in self._read if version_of(small) != version), "")
         self._gathered.clear()
@@ -125,27 +125,13 @@ class MaskedForward:
                 self._mask.where, problem, "Write to it after the optimizer's step, outside the forward."
             )
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Show everything whole to a plain forward that this one contains."""
-        thread, self.thread = self.thread, 0
-        masked = _set(self._before)
-        try:
-            yield
-        finally:
-            self.thread, self._before = thread, _set(masked)
-
 
 def _explain(mask: Mask, module: nn.Module, error: Exception) -> None:
     """Raise a better error than that of a masked forward if the module has been changed, else add a note to it."""
-    before = [inner for inner, *_ in mask.places(module)]
     try:
         mask.check_fit(module)
     except RuntimeError as better:
         raise better from error
-    if before != [inner for inner, *_ in mask.places(module)]:
-        problem = "a layer was replaced since the optimizer was attached"
-        raise invalid_state(mask.where, problem, "Build the optimizer and attach again.") from error
     if mask.groups:
         paths, frame, path = {id(inner): path for path, inner in module.named_modules()}, error.__traceback__, ""
         while frame is not None:  # the innermost module that runs
@@ -170,7 +156,7 @@ def _keep_buffers(gathered: Iterable[tuple[MaskedTensor, Tensor, Tensor]]) -> No
             tensor.shown(whole).put(small, whole)
 
 
-class _Table(MutableMapping[str, Any]):
+class _Table(dict[str, Any]):
     """Stands for `_parameters` or `_buffers` of a module: the thread of a masked forward reads present entries by name.
 
     Whoever lists the table (state_dict, optimizers, copies), and every other thread, gets the whole tensors.
@@ -178,11 +164,9 @@ class _Table(MutableMapping[str, Any]):
 
     def __init__(self, module: nn.Module, kind: str, tensors: Mapping[str, MaskedTensor], mask: Mask) -> None:
         self.own: Any = module.__dict__[kind]
-        self._module, self._kind, self._tensors, self._mask = module, kind, tensors, mask
+        super().__init__(self.own)
+        self.module, self.kind, self._tensors, self._mask = module, kind, tensors, mask
         module.__dict__[kind] = self
-
-    def restore(self) -> None:
-        self._module.__dict__[self._kind] = self.own
 
     def __getitem__(self, name: str) -> Any:
         running = self._mask.running if name in self._tensors else None
@@ -190,25 +174,12 @@ class _Table(MutableMapping[str, Any]):
         return value if running is None or not running.is_read_here() else running.show(self._tensors[name], value)
 
     def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
         self.own[name] = value
 
     def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
         del self.own[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.own
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.own)
-
-    def __len__(self) -> int:
-        return len(self.own)
-
-    def items(self) -> Any:
-        return self.own.items()
-
-    def values(self) -> Any:
-        return self.own.values()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.own),)
@@ -222,26 +193,26 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         problem = "a trace of a masked forward would leave out the same entries for ever"
         raise invalid_state(mask.where, problem, "Call eval() first; torch.compile follows the mask.")
     if compiling:
-        if masked and mask.block_group is not None:  # or each cycle would need a graph of its own
-            return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
     if mask.timer is not None and module.training and torch.is_grad_enabled():
         mask.timer.begin(module)
     if mask.running is not None:
         mask.running.leave_backward()
     running = mask.running
-    if running is not None and running.is_read_here():
-        with nullcontext() if masked else running.paused():
-            return forward(module, *args, **kwargs)
+    if running is not None and running.is_read_here():  # as a part of itself
+        if not masked:
+            problem = "inside its own masked forward the module is called in evaluation mode or without gradients"
+            raise invalid_state(mask.where, problem, "Call it whole outside of that.")
+        return forward(module, *args, **kwargs)
     if not masked:
-        if module.training and not mask.attached:
-            _warn_undriven(mask)
+        if module.training:
+            mask.warn_if_undriven(module)
         with mask.lock if mask.overrides else nullcontext():
             return forward(module, *args, **kwargs)
     if "_is_replica" in vars(module):
         problem = "nn.DataParallel copies the module at every forward, and copies are not masked"
         raise invalid_state(mask.where, problem, "Use DistributedDataParallel.")
-    mask.forward_ran.masked = True
+    mask.forward_ran = True
     mask.warn_if_moved()
     with mask.lock, MaskedForward(mask, module) as running:
         rebuild_attributes([module])  # by its own hooks, which ran before
@@ -264,17 +235,11 @@ def _may_be_differentiated() -> bool:
     )
 
 
-def _warn_undriven(mask: Mask) -> None:
-    """Warn once that nothing drives this mask; what does not train needs none."""
-    trains = torch.is_grad_enabled() and any(p.requires_grad for _, p in mask.masked_parameters())
-    if not mask.warned and mask.p > 0 and trains:
-        mask.warned = True
-        warn(f"{mask.where}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model).")
-
-
 def _run_traced(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
-    mask.forward_ran.masked = True
+    if mask.block_group is not None:  # or each cycle would need a graph of its own
+        return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
+    mask.forward_ran = True
     whole = {name: tensor.of(module) for name, tensor in mask.tensors.items()}
     small = {name: tensor.gather(whole[name]) for name, tensor in mask.tensors.items()}
     paths = {inner: path for path, inner in module.named_modules()}  # a module under two names has one place

@@ -10,6 +10,7 @@ The life of a masked step, in the order of the training loop:
 """
 
 import copy
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -23,12 +24,23 @@ from torch.utils.hooks import RemovableHandle
 
 from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import invalid_argument, invalid_state
-from mrreg.masks.clock import CLOCK, SEED, clear_clock, read_clock, write_clock
-from mrreg.masks.mask import Mask, MoveReport
+from mrreg.masks.clock import CLOCK, SEED, StepTimer, clear_clock, read_clock, write_clock
+from mrreg.masks.mask import Mask
 from mrreg.masks.step import Call, MaskedStep
-from mrreg.masks.timing import StepTimer
 
 WHERE = "attach"
+
+
+def _eager(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a hook out of the graph of a compiled step."""
+
+    @functools.wraps(hook)
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(hook)(*args)  # type: ignore[no-untyped-call]
+        return hook(*args)
+
+    return call
 
 
 class MaskStepHooks:
@@ -36,7 +48,7 @@ class MaskStepHooks:
 
     def __init__(self, optimizer: Optimizer, seed: int, joint: bool = True, is_wrapped: bool = False) -> None:
         self.seed, self.joint = seed, joint
-        self.move_report = MoveReport(tolerated=int(is_wrapped))
+        self.is_wrapped = is_wrapped
         self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
         self.roots: list[nn.Module] = []  # what a thin mask knows weakly
         self.step, self.timer = MaskedStep(), StepTimer()
@@ -46,15 +58,15 @@ class MaskStepHooks:
     def register(self, optimizer: Optimizer) -> None:
         """Put the hooks on the optimizer."""
         add, hooks = self.handles.append, cast("Any", optimizer)
-        add(post := optimizer.register_step_post_hook(self._after_step))
+        add(post := optimizer.register_step_post_hook(self._after))
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
-        add(optimizer.register_step_pre_hook(self._before_step))
+        add(optimizer.register_step_pre_hook(self._before))
         add(optimizer.register_load_state_dict_pre_hook(self._check))
         add(optimizer.register_state_dict_pre_hook(self.step.hide))
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
         add(optimizer.register_state_dict_post_hook(lambda optimizer, _: self.step.show(optimizer)))
         for mask, _first in self.masks:
-            mask.move_report, mask.timer = self.move_report, self.timer
+            mask.tolerated, mask.timer = int(self.is_wrapped), self.timer
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""
@@ -99,12 +111,7 @@ class MaskStepHooks:
             mask.set_phase(clock, seed, first, self.joint)
         write_clock(optimizer.param_groups, clock, seed, ks, self._kept())
 
-    def _before_step(self, *call: Any) -> Call | None:
-        return _eagerly(self._before)(*call)  # type: ignore[no-any-return]
-
-    def _after_step(self, *call: Any) -> None:
-        _eagerly(self._after)(*call)
-
+    @_eager
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Remember, before a step, what it must not change."""
         if not self.step.is_nested:
@@ -125,6 +132,7 @@ class MaskStepHooks:
                     masked.append((mask.tensors[name], p, mask))
         return self.step.begin(optimizer, masked, (args, kwargs), grads_may_change)
 
+    @_eager
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put back what was held in a step, boost what is slow, and move the clock."""
         if not self.step.running:
@@ -144,13 +152,6 @@ class MaskStepHooks:
             self.timer.begun = None
             for mask, _first in self.masks:
                 mask.forget_versions()  # a fused step that found inf has written what it read
-
-
-def _eagerly(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a hook out of the graph of a compiled step."""
-    if not torch.compiler.is_compiling():
-        return hook
-    return torch.compiler.disable(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _is_step(optimizer: Optimizer) -> bool:

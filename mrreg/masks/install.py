@@ -1,7 +1,6 @@
 """Put a mask into a module, in place: its class stays for whoever asks, and its forward leaves out what is absent."""
 
 import copy
-import copyreg
 import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ def install(
 ) -> Model:
     """Make a model thin, in place, and return it; its class becomes a subclass of the same name."""
     check_thinnable(model)
-    mask = Mask(model, groups, (), overrides, "units", 0.0, k, boost, rescale, flops, "thin")
+    mask = Mask("thin", groups, (), overrides, k=k, boost=boost, rescale=rescale, flops=flops)
     put_mask(model, mask, NAME)
     if mask.block_group is not None:
         put_in(model, mask.block_group.blocks, mask)
@@ -150,7 +149,7 @@ def layer_mask(
     check_structure(structure)
     targets = find_targets(module, parameters, structure)
     rescale = structure != "weight" if rescale is None else rescale
-    return Mask(module, (), targets, (), structure, p, k, boost, rescale, None, WHERE)
+    return Mask(WHERE, (), targets, p=p, k=k, boost=boost, rescale=rescale, structure=structure)
 
 
 def check_structure(structure: object) -> None:
@@ -185,6 +184,7 @@ def check_module(where: str, what: str, module: Any) -> None:
 def put_mask(module: nn.Module, mask: Mask, name: str) -> None:
     """Give a module a mask under a name, and the class that asks it."""
     vars(module)[name] = mask
+    mask.belongs_to(module)
     kind: Any = type(module)
     module.__class__ = masked_class(kind, name)
 
@@ -216,36 +216,12 @@ def masked_class(plain: Any, name: str) -> Any:
         told = plain.extra_repr(self)
         return told if mask is None else ", ".join(filter(None, [told, str(mask)]))
 
-    def load(self: nn.Module, *args: Any) -> None:
-        plain._load_from_state_dict(self, *args)
-        if name in vars(self):
-            vars(self)[name].forget_versions()
-
-    own = {"forward": forward, "extra_repr": extra_repr, "_load_from_state_dict": load}
-    own |= {"_plain": plain, "_mask_name": name} | _copied_as_plain(plain, name)
-    named = {each: getattr(plain, each) for each in ("__module__", "__qualname__", "__doc__")}
-    made = type(plain)(plain.__name__, (plain,), own | named)
-    # `torch.load` sets the state of classes that it knows; which has been allowed by the name of the plain one
-    torch.serialization.add_safe_globals([(made, f"{__name__}.{name}.{plain.__module__}.{plain.__qualname__}")])
-    return made
-
-
-def _copied_as_plain(plain: Any, name: str) -> dict[str, Any]:
-    """Return the methods by which masked modules are copied and pickled, by the name of the plain class."""
-
-    def set_state(self: nn.Module, state: dict[str, Any]) -> None:
-        plain.__setstate__(self, state)
-        mask = vars(self).get(name)
-        if mask is not None and mask._module() is None:  # what copy.copy makes has the mask of its original
-            mask.belongs_to(self)
-            mask.detach()
-
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        rebuild, args, *state = plain.__reduce_ex__(self, max(protocol, 2))
-        if rebuild is copyreg.__newobj__:  # type: ignore[attr-defined]
-            return rebuild_masked, (plain, name, *args[1:]), *state
-        mask = vars(self).get(name)
-        return (rebuild, args, *state) if mask is None else (rebuild_with_mask, (mask, name, rebuild, *args), *state)
+        make, args, *rest = plain.__reduce_ex__(self, max(protocol, 2))
+        args = tuple(plain if each is type(self) else each for each in args)
+        return (
+            (make, args, *rest) if name not in vars(self) else (rebuild, (vars(self)[name], name, make, *args), *rest)
+        )
 
     def deep_copy(self: nn.Module, memo: dict[int, Any]) -> Any:
         twin = plain.__deepcopy__(self, memo)
@@ -253,18 +229,16 @@ def _copied_as_plain(plain: Any, name: str) -> dict[str, Any]:
             put_mask(twin, copy.deepcopy(vars(self)[name], memo), name)
         return twin
 
-    own = {"__reduce_ex__": reduce, "__setstate__": set_state}
-    return own | ({"__deepcopy__": deep_copy} if hasattr(plain, "__deepcopy__") else {})
+    own = {"forward": forward, "extra_repr": extra_repr, "__reduce_ex__": reduce}
+    own |= {"_plain": plain, "_mask_name": name} | (
+        {"__deepcopy__": deep_copy} if hasattr(plain, "__deepcopy__") else {}
+    )
+    named = {each: getattr(plain, each) for each in ("__module__", "__qualname__", "__doc__")}
+    return type(plain)(plain.__name__, (plain,), own | named)
 
 
-def rebuild_masked(plain: Any, name: str, *args: Any) -> Any:
-    """Begin the copy of a masked module; its state follows."""
-    made = masked_class(plain, name)
-    return made.__new__(made, *args)
-
-
-def rebuild_with_mask(mask: Mask, name: str, rebuild: Any, *args: Any) -> Any:
-    """Begin the copy of a masked module whose class says itself how it is copied."""
-    made = rebuild(*args)
+def rebuild(mask: Mask, name: str, make: Any, *args: Any) -> Any:
+    """Begin the copy of a masked module as its plain class says."""
+    made = make(*args)
     put_mask(made, mask, name)
     return made

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from threading import RLock
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mrreg.distributed.sharding import is_sharded
+from mrreg.distributed.sharding import local
 from mrreg.errors import check_int, check_number, check_share, check_type, invalid_state, warn
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.layers import MaskTarget
@@ -20,22 +19,9 @@ from mrreg.module_utils import rebuild_attributes
 
 NAME = "_thin_mask"  # under which a thin model has its mask
 LAYER_NAME = "_layer_mask"  # and a module its `MultirateMask`
+OPTIONS = "where", "groups", "targets", "overrides", "structure", "p", "k", "boost", "rescale", "flops"  # of a copy too
 
 Place = tuple[nn.Module, str, dict[str, MaskedTensor]]
-
-
-class ForwardRan:
-    """Note that a masked forward has run; shared by a mask with its compiled graphs."""
-
-    masked = False
-
-
-@dataclass
-class MoveReport:
-    """Shared by the masks of an optimizer: a warning that their weights move outside its steps, given once."""
-
-    tolerated: int = 0  # moves between two steps that are no fault: one where a wrapper may climb before it steps
-    given: bool = False
 
 
 def _check_p(where: str, name: str, p: object) -> float:
@@ -69,17 +55,17 @@ class Mask:
 
     def __init__(
         self,
-        module: nn.Module | None,
-        groups: Iterable[UnitGroup],
-        targets: Iterable[MaskTarget],
-        overrides: Iterable[AttributeOverride],
-        structure: str,
-        p: float,
+        where: str,
+        groups: Iterable[UnitGroup] = (),
+        targets: Iterable[MaskTarget] = (),
+        overrides: Iterable[AttributeOverride] = (),
+        *,
         k: int,
         boost: float | None,
         rescale: bool,
-        flops: tuple[int, int] | None,
-        where: str,
+        p: float = 0.0,
+        structure: str = "units",
+        flops: tuple[int, int] | None = None,
     ) -> None:
         self.where, self.structure, self.flops = where, structure, flops
         self.groups, self.targets, self.overrides = tuple(groups), tuple(targets), tuple(overrides)
@@ -88,7 +74,7 @@ class Mask:
         self.tensors = tensors_of(self.groups, rescale, where) | {t.name: ZeroedTensor(t) for t in self.targets}
         self.block_group = next((group for group in self.groups if group.blocks), None)
         self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
-        self._module: Callable[[], nn.Module | None] = weakref.ref(module) if module is not None else lambda: None
+        self._module: Callable[[], nn.Module | None] = lambda: None  # until a module has it
         self.running: Any = None  # the masked forward that holds the lock
         self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
         self.lock = RLock()  # of masked forwards, which change attributes that other threads read
@@ -97,20 +83,21 @@ class Mask:
     @property
     def boost(self) -> float:
         """Factor of the slow step: what was given, or the largest that `attach` has chosen; before that, k."""
-        if self._boost is not None:
-            return self._boost
+        given: float | None = vars(self)["boost"]
+        if given is not None:
+            return given
         return self.k if self.plain is None or self.plain else 1.0
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
         if boost is not None:
             boost = check_number(self.where, "boost", boost, "finite, at least 0", lambda b: 0 <= b < torch.inf)
-        self._boost = boost
+        vars(self)["boost"] = boost
 
     def boost_of(self, parameter: Tensor) -> tuple[float, str]:
         """Return the factor of a parameter's slow step, and why it is that."""
-        if self._boost is not None:
-            return self._boost, "as given"
+        if vars(self)["boost"] is not None:
+            return self.boost, "as given"
         if self.plain is None or id(parameter) in self.plain:
             return self.k, "k, for updates are multiples of the gradient (SGD without momentum)"
         return 1.0, "for updates are no multiples of the gradient, as with momentum"
@@ -121,7 +108,7 @@ class Mask:
         return self.masking and (module := self._module()) is not None and module.training
 
     def __str__(self) -> str:
-        boost = "None" if self._boost is None and self.plain is None else f"{self.boost:g}"
+        boost = "None" if vars(self)["boost"] is None and self.plain is None else f"{self.boost:g}"
         options = f"k={self.k}, boost={boost}"
         if not self.targets:
             return f"thin: {len(self.groups)} groups lose up to {self.p:.0%} of their units, {options}"
@@ -205,48 +192,51 @@ class Mask:
         self._version: tuple[int, int] | None = None
         self._moves = 0
 
+    def warn_if_undriven(self, module: nn.Module) -> None:
+        """Warn once that nothing drives this mask; what does not train needs none."""
+        if not self.attached and self.p > 0 and torch.is_grad_enabled():
+            self.belongs_to(module)
+            if any(p.requires_grad for _, p in self.masked_parameters()):
+                problem = "no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)"
+                self.warn_once(f"{self.where}: {problem}.")
+
     def warn_if_moved(self) -> None:
-        """Warn once per optimizer that weights moved after a backward pass, but in no step that it counted."""
+        """Warn once that weights moved after a backward pass, but in no step that the attached optimizer counted."""
         cut = ((name, p) for name, p in self.masked_parameters() if self.tensors[name].cuts)
         found = next(((name, p) for name, p in cut if p.requires_grad), None)
-        if found is None or self.move_report.given or not torch.is_grad_enabled():
+        if found is None or not torch.is_grad_enabled():
             return
         memory, before = self.tensors[found[0]].gradients, self._version
         self._version = now = id(found[1]), found[1]._version
         self._moves += memory.used and before is not None and before[0] == now[0] and before != now
         memory.used = False
-        if self._moves > self.move_report.tolerated:
-            self.move_report.given = True
+        if self._moves > self.tolerated:
             problem = "masked weights moved between two forwards, but no step of the attached optimizer was seen"
-            warn(f"attach: {problem}. Attach the optimizer whose step() moves them; until then the masks stand still.")
+            remedy = "Attach the optimizer whose step() moves them; until then the masks stand still"
+            self.warn_once(f"attach: {problem}. {remedy}.")
 
     def warn_if_unused(self) -> None:
         """Warn once that a masked step ended whose gradients come from whole forwards."""
-        if not self.masking or self.forward_ran.masked:
+        if not self.masking or self.forward_ran:
             return
-        if any(p.grad is not None and self._reaches_absent(name, p.grad) for name, p in self.masked_parameters()):
-            self.forward_ran.masked = True  # or has been reported
+        if any(p.grad is not None and local(p.grad).any() for _, p in self.masked_parameters()):
             kind = type(self.root()).__name__
             problem = f"the mask of a {kind} has no effect: what is absent got a gradient, yet its forward has not run"
             remedy = "Call the masked module itself in training mode, or mask the module that your loop calls"
-            warn(f"attach: {problem}. {remedy}.")
+            self.warn_once(f"attach: {problem}. {remedy}.")
 
-    def _reaches_absent(self, name: str, grad: Tensor) -> bool:
-        tensor = self.tensors[name]
-        if not tensor.has_absent or is_sharded(grad) or grad.layout is not torch.strided:
-            return False
-        if tensor.off:
-            return bool(grad.any())
-        absent, entries = grad.detach().clone(), tensor.entries(grad)
-        entries.put(torch.zeros_like(entries.take(absent)), absent)
-        return bool((absent != 0).any())
+    def warn_once(self, message: str) -> None:
+        """Warn, unless this was said since the mask was attached, or taken from its optimizer."""
+        if message not in self._told:
+            self._told.add(message)
+            warn(message)
 
     def _rest(self) -> None:
-        self.masking = self.attached = self.warned = False
+        self.masking = self.attached = self.forward_ran = False
         self.step = object()  # which every optimizer step replaces
-        self.move_report = MoveReport()
+        self.tolerated = 0  # moves between two steps that are no fault: a wrapper may climb once before it steps
+        self._told = set[str]()
         self.forget_versions()
-        self.forward_ran = ForwardRan()
         self.drawn, self.off = None, frozenset()
         self.handle: Any = None  # that drives it
         self.timer: Any = None  # of the optimizer's steps
@@ -259,8 +249,8 @@ class Mask:
             rebuild_attributes(module.modules())
 
     def belongs_to(self, module: nn.Module) -> None:
-        """Know the module whose tensors are masked: a copy has another one."""
-        if self._module() is not module:
+        """Know the module whose tensors are masked; what copy.copy makes of it has none of its own."""
+        if self._module() is None:
             self._module = weakref.ref(module)
 
     def forget(self) -> None:
@@ -268,10 +258,12 @@ class Mask:
         self.detach()
         self.p, self.groups, self.targets, self.tensors, self.block_group = 0.0, (), (), {}, None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle as a mask that nothing drives; the module that has it gives itself in."""
-        drawn = self.groups, self.targets, self.overrides, self.structure, self.p
-        return Mask, (None, *drawn, self.k, self._boost, self.rescale, self.flops, self.where)
+        return {name: vars(self)[name] for name in OPTIONS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Mask.__init__(self, **state)
 
 
 def find_mask(module: nn.Module, name: str = NAME) -> Mask | None:

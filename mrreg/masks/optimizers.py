@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.distributed.checks import check_engine
-from mrreg.errors import invalid_argument
+from mrreg.errors import check, check_type, invalid_argument
 from mrreg.masks.nested import leaves
 
 WHERE = "attach"
@@ -37,15 +37,14 @@ def inner_optimizer(optimizer: Any) -> Optimizer:
     while not any(optimizer is each for each in seen):
         seen.append(optimizer)
         check_engine(WHERE, "optimizer", optimizer)
-        values = [*getattr(optimizer, "__dict__", {}).values(), getattr(optimizer, "optimizer", None)]
-        inside = {id(value): value for value in values}
-        found = [each for each in inside.values() if isinstance(each, Optimizer) and each is not optimizer]
-        if len(found) == 1 and _parameters(optimizer) <= _parameters(found[0]):
-            optimizer = found[0]
-    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_post_hooks"):
-        rule = "a torch.optim.Optimizer with step hooks, or a wrapper of one over the same parameters"
-        raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(optimizer).__name__)
-    return optimizer
+        inside = list(_made_of(optimizer, 0, {id(optimizer)}))
+        if len(inside) == 1 and _parameters(optimizer) <= _parameters(inside[0]):
+            optimizer = inside[0]
+    rule = "a torch.optim.Optimizer with step hooks, or a wrapper of one over the same parameters"
+    found = check_type(WHERE, "optimizer", optimizer, Optimizer, rule)
+    hooked = hasattr(found, "_optimizer_step_post_hooks")
+    check(hooked, WHERE, "optimizer", rule, type(optimizer).__name__, kind=TypeError)
+    return found
 
 
 def _parameters(optimizer: Any) -> set[int]:
@@ -65,11 +64,11 @@ def examine(optimizer: Optimizer, masked: Container[int]) -> frozenset[int]:
             if like is None:
                 continue
             with _unnoticed(like):
-                reason = _fault(each, group, like)
-                plain.update(map(id, affected if not reason and _is_plain(each, group, like) else ()))
+                reason, is_plain = _trial(each, group, like)
             if reason:
                 rule = "an optimizer whose update is element-wise"
                 raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(each).__name__, reason)
+            plain.update(map(id, affected if is_plain else ()))
     return frozenset(plain)
 
 
@@ -102,12 +101,12 @@ def _unnoticed(like: Tensor) -> Iterator[None]:
         yield
 
 
-def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> str:
-    """Return why single entries of a group's parameters cannot be held, or an empty string."""
+def _trial(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> tuple[str, bool]:
+    """Return why single entries of a group's parameters cannot be held, if so, and if they move by their gradient."""
     parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if required:
-        return f"Its step needs {required[0]!r}: it may step several times per call."
+        return f"Its step needs {required[0]!r}: it may step several times per call.", False
     shape = (SIDE, SIDE) if like.dim() > 1 else (SIDE * SIDE,)
     random = torch.Generator("cpu").manual_seed(0)
     start, away, *noise = torch.randn(2 + STEPS, *shape, generator=random, device="cpu").to(like.device, like.dtype)
@@ -116,17 +115,29 @@ def _fault(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> str:
     other = torch.rand(shape, generator=random, device="cpu").to(like.device) < 0.5
     one, two = (_twin(optimizer, group, start, LR) for _ in range(2))
     if one is None or two is None:
-        return ""
+        return "", False
+    is_plain = False
     try:
         for t, each in enumerate(noise):  # ever away from the start: who finds one step size for all finds a larger one
             gradient = away + each / 4
             one.step(gradient)
             two.step(torch.where(other, gradient * (0.5 if t % 2 else -3.0), gradient))
+            if t == 0:
+                is_plain = _follows(one, two, gradient * other)
             if t in (0, 2, STEPS - 1) and (reason := _cannot_hold(one) or _differ(one, two, ~other)):
-                return reason
+                return reason, False
     except Exception as error:
-        return f"A trial step on a small tensor failed ({type(error).__name__}: {error})."
-    return ""
+        return f"A trial step on a small tensor failed ({type(error).__name__}: {error}).", False
+    return "", is_plain
+
+
+def _follows(one: "_Twin", two: "_Twin", gradient: Tensor) -> bool:
+    """Tell if two optimizers without state have moved apart along the gradient by which theirs differed."""
+    if any(path[0] == "state" and isinstance(value, Tensor) and value.dim() for path, value in one.contents()):
+        return False
+    apart = (one.parameter.detach() - two.parameter.detach()).flatten().double()
+    cosine = torch.cosine_similarity(apart, gradient.flatten().double(), 0).abs()
+    return float(1 - cosine) < max(torch.finfo(gradient.dtype).eps, 1e-7)  # to rounding
 
 
 def _cannot_hold(twin: "_Twin") -> str:
@@ -156,22 +167,6 @@ def _differ(one: "_Twin", two: "_Twin", there: Tensor) -> str:
         if not same:
             return DEPENDENT
     return ""
-
-
-def _is_plain(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> bool:
-    """Tell if an optimizer keeps no state and what it moves by is linear in the gradient, but for weight decay."""
-    moves = []
-    for factor in (1.0, 2.0, -3.0):
-        twin = _twin(optimizer, group, torch.ones(3, device=like.device), LR)
-        if twin is None:
-            return False
-        for _ in range(2):
-            twin.step(torch.full_like(twin.parameter, factor))
-        if any(path[0] == "state" and isinstance(value, Tensor) and value.dim() for path, value in twin.contents()):
-            return False
-        moves.append(twin.parameter.detach())
-    slope = moves[0] - moves[1]
-    return bool(slope.any()) and torch.allclose(moves[2] - moves[0], 4 * slope, rtol=1e-3)
 
 
 class _Twin:

@@ -30,7 +30,7 @@ class Leaf:
         self._known: dict[Path, tuple[Unwritten, Any, Tensor]] = {}  # state that has been written back, and its entries
         self._step = 0  # that wrote it
         self.leaf = nn.Parameter(torch.empty(0, device=parameter.device))
-        self._gradient: Tensor | None = None  # the parameter's, during a step
+        self._gradient: Any = None  # the parameter's, during a step
 
     def enter(self, optimizer: Optimizer, params: list[Tensor], place: int, tensor: MaskedTensor, step: int) -> None:
         """Put the kept entries into the place of the parameter."""
@@ -38,7 +38,8 @@ class Leaf:
             self._known.clear()
         self._step = step
         p, grad = self.parameter, self.parameter.grad
-        if grad is not None and grad.layout is not torch.strided:
+        assert grad is not None
+        if grad.layout is not torch.strided:
             problem = f"a masked parameter {tuple(p.shape)} has a sparse gradient"
             raise invalid_state("attach", problem, "Single entries of it cannot be held: make it dense.")
         self._entries, self._shape = tensor.entries(p), tensor.kept_shape(p)
@@ -49,9 +50,8 @@ class Leaf:
         else:  # the same object in every step, for compiled ones
             self.leaf.grad = None
             self.leaf.data = values
-        if grad is not None:
-            self.leaf.grad = self._take(("gradient of the parameter",), grad)
-            self._version = version_of(self.leaf.grad)
+        self.leaf.grad = self._take(("gradient of the parameter",), grad)
+        self._version = version_of(self.leaf.grad)
         p.grad = None  # an interrupted step leaves it so, and keeps `zero_grad` right
         self._state = replaced(dict(optimizer.state.get(p, {})), self._take_state)
         self.show(optimizer)
@@ -62,12 +62,12 @@ class Leaf:
         if self._state:
             optimizer.state[self.leaf] = self._state
 
-    def hide(self, optimizer: Optimizer | None) -> None:
-        """Let the optimizer see the parameter; it may be gone."""
+    def hide(self, optimizer: Optimizer) -> None:
+        """Let the optimizer see the parameter."""
         self._params[self._place] = self.parameter
-        self._state = {} if optimizer is None else optimizer.state.pop(self.leaf, {})
+        self._state = optimizer.state.pop(self.leaf, {})
 
-    def leave(self, optimizer: Optimizer | None, begin: BeginState | None = None) -> None:
+    def leave(self, optimizer: Optimizer, begin: BeginState | None = None) -> None:
         """Give the parameter its place back; with `begin` the step was completed, and its results are taken over."""
         self.hide(optimizer)
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
@@ -76,7 +76,7 @@ class Leaf:
         if begin is None:
             return
         self._entries.put(local(self.leaf), local(self.parameter))
-        if self._state and optimizer is not None:
+        if self._state:
             whole = optimizer.state[self.parameter]
             before = dict(leaves(whole))
             values = replaced(self._state, lambda path, value: self._whole(path, value, before.get(path), begin))
@@ -84,11 +84,8 @@ class Leaf:
             whole.update(values)
         small = self.leaf.grad
         unscaled = getattr(optimizer, "grad_scale", None) is not None  # by a fused step, which no version tells
-        if (
-            small is not None
-            and gradient is not None
-            and (unscaled or self._version is None or version_of(small) != self._version)
-        ):
+        written = small is not None and (unscaled or self._version is None or version_of(small) != self._version)
+        if small is not None and written:
             self._entries.put(local(small), local(gradient))
 
     def _take(self, path: Path, value: Tensor) -> Tensor:
@@ -118,7 +115,7 @@ class Leaf:
             before = p.to(value.dtype, copy=True) if number is None else torch.full_like(p, number, dtype=value.dtype)
         whole: Tensor = before
         self._entries.put(local(value), local(whole))
-        if not self._entries.spends and not is_sharded(whole):
+        if not self._entries.in_place and not is_sharded(whole):
             self._known[path] = Unwritten(whole), self._entries, value
         return whole
 
@@ -126,24 +123,6 @@ class Leaf:
 def _by_entry(path: Path, value: Tensor, parameter: Tensor) -> bool:
     """Tell if state has one entry for each entry of the parameter."""
     return value.shape == parameter.shape and path[-1] != "step"
-
-
-class OffLeaf:
-    """A parameter of a block that is off: in a masked step an optimizer sees no gradient of it, and leaves it alone."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        self.parameter, self._gradient = parameter, parameter.grad
-        parameter.grad = None
-
-    def show(self, optimizer: Optimizer) -> None:
-        """Let the optimizer see the parameter, as always."""
-
-    hide = show
-
-    def leave(self, optimizer: Optimizer, begin: BeginState | None = None) -> None:
-        """Give the gradient back."""
-        if self.parameter.grad is None:
-            self.parameter.grad = self._gradient
 
 
 Masked = list[tuple[MaskedTensor, Tensor, Mask]]  # thin tensors that are parameters of the optimizer
@@ -156,13 +135,15 @@ class MaskedStep:
         self.running = False  # from the hook before a step to the one after it
         self._steps = 0
         self._leaves: dict[int, Leaf] = {}
-        self._inside: list[Leaf | OffLeaf] = []
+        self._inside: list[Leaf] = []
+        self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
         self._moving: list[tuple[MaskedTensor, Tensor, Tensor, float]] = []  # values before a joint step, and boost
 
     @property
     def is_nested(self) -> bool:
         """True if a step that begins is that of a subclass, which calls `super().step()`."""
-        return bool(self._inside) and all(leaf.parameter.grad is None for leaf in self._inside)
+        inside = [*(leaf.parameter for leaf in self._inside), *(p for p, _ in self._aside)]
+        return bool(inside) and all(p.grad is None for p in inside)
 
     def begin(self, optimizer: Optimizer, masked: Masked, call: Call, late: bool) -> Call | None:
         """Prepare a step as the phase of each mask asks; return the call that the optimizer shall get instead, if any.
@@ -184,9 +165,7 @@ class MaskedStep:
     @torch.no_grad()
     def end(self, optimizer: Optimizer) -> None:
         """Write kept entries back after a step, or move absent ones further."""
-        begin = BeginState(optimizer)
-        while self._inside:
-            self._inside.pop().leave(optimizer, begin)
+        self._leave(optimizer, BeginState(optimizer))
         while self._moving:
             tensor, parameter, before, boost = self._moving.pop()
             here = local(parameter)
@@ -198,8 +177,14 @@ class MaskedStep:
     def abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""
         self._moving.clear()
+        self._leave(optimizer)
+
+    def _leave(self, optimizer: Optimizer, begin: BeginState | None = None) -> None:
         while self._inside:
-            self._inside.pop().leave(optimizer)
+            self._inside.pop().leave(optimizer, begin)
+        while self._aside:
+            p, grad = self._aside.pop()
+            p.grad = grad if p.grad is None else p.grad
 
     def hide(self, optimizer: Optimizer) -> None:
         """Show whole parameters to who saves the optimizer in the middle of a step."""
@@ -218,7 +203,8 @@ class MaskedStep:
         places = {id(p): (each, i) for each in lists for i, p in enumerate(each)}
         for tensor, p, _ in masked:
             if p.grad is not None and tensor.off:
-                self._inside.append(OffLeaf(p))
+                self._aside.append((p, p.grad))
+                p.grad = None
             elif p.grad is not None:
                 leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), Leaf(p))
                 leaf.enter(optimizer, *places[id(p)], tensor, self._steps)

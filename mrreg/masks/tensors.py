@@ -1,6 +1,6 @@
 """Parameters and buffers of a mask: which entries of them are present, and what stands for them in a forward."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,12 +8,30 @@ from torch import Tensor, nn
 
 from mrreg.distributed.sharding import cut, is_sharded, local, window
 from mrreg.errors import invalid_argument
-from mrreg.masks.entries import KeptEntries, PresentEntries, ReusableBuffer, bits_dtype, gather, masked
+from mrreg.masks.entries import KeptEntries, PresentEntries, ReusableBuffer, bits_dtype, gather
 from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.layers import MaskTarget
 from mrreg.masks.sampling import Key, draw_bits, draw_units
 
 Subsets = Mapping[str, Any]  # by group: the units that are kept, or what entries are drawn from
+
+
+class _Parts:
+    """What is present of a tensor in a cycle: in all of it, or in the part that this rank has."""
+
+    def __init__(self, make: Callable[[Tensor], Any], traced: Any) -> None:
+        self._make, self._traced = make, traced  # graphs have what belongs to it as inputs
+        self._made: dict[object, Any] = {}
+
+    def __call__(self, value: Tensor) -> Any:
+        if torch.compiler.is_compiling():
+            return self._traced
+        sharded = is_sharded(value)
+        here = local(value) if sharded else value
+        key = here.shape, here.stride(), here.dtype, here.device, window(value) if sharded else None
+        if key not in self._made:
+            self._made[key] = self._make(value)
+        return self._made[key]
 
 
 class _Tensor:
@@ -22,11 +40,14 @@ class _Tensor:
     off = False  # all of it is absent, with its block
     is_buffer = False  # in the module, whatever functional_call puts in its place
     cuts: Any = True  # what takes a part of it away
+    entries: _Parts  # that an optimizer sees in this cycle
+    shown: _Parts  # that forwards read
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.scale: float | Tensor = 1.0
         self.gradients = ReusableBuffer()
+        self.lengths: Mapping[int, int] = {}  # that dimensions have to have
 
     @property
     def has_absent(self) -> bool:
@@ -45,10 +66,15 @@ class _Tensor:
     def misfit(self, model: nn.Module) -> str:
         """Say how a model no longer has this tensor; nothing if it does."""
         try:
-            self.of(model)
+            shape = self.of(model).shape
         except (AttributeError, KeyError):
             return f"{self.name!r} is gone"
-        return ""
+        wrong = [(dim, length) for dim, length in self.lengths.items() if shape[dim : dim + 1] != (length,)]
+        return f"{self.name!r} has {tuple(shape)}, not {wrong[0][1]} in dimension {wrong[0][0]}" if wrong else ""
+
+    def gather(self, value: Tensor) -> Tensor:
+        """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
+        return gather(value, self.shown(value), self.scale, self.gradients)
 
 
 class ZeroedTensor(_Tensor):
@@ -56,55 +82,33 @@ class ZeroedTensor(_Tensor):
 
     def __init__(self, target: MaskTarget) -> None:
         super().__init__(target.name)
-        self.target = target
-        self._p = 0.0
-        self._bits: dict[object, Tensor] = {}  # by the part of the parameter: a sharded one has two
-        self._traced = torch.empty(0, device="cpu")
+        self.target, self._p = target, 0.0
 
     @property
     def share(self) -> float:
         """Share of the entries that is present on masked steps, on average over cycles."""
-        units = self.target.layout.units if self.target.layout else 0
+        units = self.target.units
         return 1 - (round(self._p * units) / units if units else self._p)
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:
         """Take over what is present in a cycle."""
         self._key: Key
         self._key, self._p, self.scale = subsets[self.target.group]
-        self._bits = {}
-        self._traced = self.bits(value)
+        self.entries = self.shown = _Parts(self._present, self._present(value))
 
-    def bits(self, value: Tensor) -> Tensor:
-        """Return -1 where a tensor, or the part of it that this rank has, is present, and else 0; they broadcast."""
-        if torch.compiler.is_compiling():
-            return self._traced
-        where = (local(value).shape, window(value)) if is_sharded(value) else (value.shape, value.device)
-        if (where, value.dtype) not in self._bits:
-            self._bits[where, value.dtype] = self._drawn(value)
-        return self._bits[where, value.dtype]
-
-    def _drawn(self, value: Tensor) -> Tensor:
-        layout = self.target.layout
-        if layout is None:
-            bits = draw_bits(value, self._key, self._p)
-            return self.target.keep_some(bits, bits.shape)
-        units = layout.spread(draw_units(self._key, self._p, layout.units, value.device), value.shape)
-        return cut(self.target.keep_some(units, value.shape), value).to(bits_dtype(value))
-
-    def entries(self, value: Tensor) -> PresentEntries:
-        """Return the present entries of the tensor; of a sharded one, those in the part that this rank has."""
-        return PresentEntries(self.bits(value), local(value).shape if is_sharded(value) else value.shape)
-
-    shown = entries  # that a forward reads
+    def _present(self, value: Tensor) -> PresentEntries:
+        target = self.target
+        if target.dim is None:
+            drawn = draw_bits(value, self._key, self._p)
+            bits = target.spread(drawn, drawn.shape)
+        else:
+            units = draw_units(self._key, self._p, target.units, value.device)
+            bits = cut(target.spread(units, value.shape), value).to(bits_dtype(value))
+        return PresentEntries(bits, local(value).shape)
 
     def kept_shape(self, value: Tensor) -> torch.Size:
         """Return the shape in which an optimizer sees a parameter in a masked step, on all ranks together."""
         return value.shape
-
-    def gather(self, value: Tensor) -> Tensor:
-        """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
-        small = masked(value, self.bits(value), self.gradients)
-        return small if self.scale == 1 else small * self.scale
 
 
 class Cut(NamedTuple):
@@ -131,13 +135,9 @@ class GatheredTensor(_Tensor):
     ) -> None:
         super().__init__(name)
         self.cuts, self.block = cuts, block
-        self._kept, self._read = _Kept(), _Kept()  # what an optimizer sees, and what forwards read
+        self.lengths = {dim: each[0].slot.length for dim, each in cuts.items()}
+        self.kept: Mapping[int, Tensor] = {}  # positions that an optimizer sees in this cycle, by dimension
         self._wide: dict[int, tuple[int, Tensor]] = {}  # sizes with zeros for absent units, and where the others lie
-
-    @property
-    def kept(self) -> Mapping[int, Tensor]:
-        """Positions that an optimizer sees in this cycle, by dimension."""
-        return self._kept.along
 
     @property
     def share(self) -> float:  # noqa: D102
@@ -146,15 +146,6 @@ class GatheredTensor(_Tensor):
             absent = (slot.indices.numel() * (1 - group.kept / group.units) for group, slot, _ in cuts)
             share *= 1 - sum(absent) / cuts[0].slot.length
         return share
-
-    def misfit(self, model: nn.Module) -> str:  # noqa: D102
-        if gone := super().misfit(model):
-            return gone
-        shape = self.of(model).shape
-        for dim, cuts in self.cuts.items():
-            if shape[dim : dim + 1] != (cuts[0].slot.length,):
-                return f"{self.name!r} has {tuple(shape)}, not {cuts[0].slot.length} in dimension {dim}"
-        return ""
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102
         self.is_buffer = not isinstance(value, nn.Parameter)
@@ -181,22 +172,16 @@ class GatheredTensor(_Tensor):
                 self.scale = self.scale * float(factors[0])
             else:
                 self.scale = self.scale * factors.to(value.device, value.dtype).view(-1, *[1] * (value.dim() - dim - 1))
-        self._kept.set(own, value)
-        self._read.set(read, value)
-
-    def entries(self, value: Tensor) -> KeptEntries:  # noqa: D102
-        return self._kept.entries(value)
-
-    def shown(self, value: Tensor) -> KeptEntries:  # noqa: D102
-        return self._read.entries(value)
+        self.kept, self._seen = own, read
+        self.entries, self.shown = _parts_of(own, value), _parts_of(read, value)
 
     def kept_shape(self, value: Tensor) -> torch.Size:  # noqa: D102
         return torch.Size(self.kept[dim].numel() if dim in self.kept else size for dim, size in enumerate(value.shape))
 
     def gather(self, value: Tensor) -> Tensor:  # noqa: D102
-        if not self._read.along:
+        if not self._seen:
             return value
-        small = gather(value, self.shown(value), self.scale, self.gradients)
+        small = super().gather(value)
         for dim, (size, where) in self._wide.items():
             shape = [*small.shape[:dim], size, *small.shape[dim + 1 :]]
             small = small.new_zeros(shape).index_copy(dim, where.to(small.device), small)
@@ -206,34 +191,19 @@ class GatheredTensor(_Tensor):
 MaskedTensor = ZeroedTensor | GatheredTensor
 
 
-class _Kept:
-    """What a cycle keeps of one tensor: ascending indices along each dimension of which something is dropped."""
+def _parts_of(along: Mapping[int, Tensor], value: Tensor) -> _Parts:
+    """Return the entries at ascending positions along each dimension of which something is dropped."""
 
-    def __init__(self) -> None:
-        self.along: Mapping[int, Tensor] = {}
-        self._traced: KeptEntries | None = None
-        self._entries: dict[object, KeptEntries] = {}  # by shape and layout: a sharded parameter has two
+    def make(value: Tensor) -> KeptEntries:
+        here, kept = local(value), along
+        if is_sharded(value):
+            ends = list(zip(*window(value), strict=True))  # size and start of the part, by dimension
+            places = {dim: indices - ends[dim][1] for dim, indices in along.items()}
+            kept = {dim: each[(each >= 0) & (each < ends[dim][0])] for dim, each in places.items()}
+        return KeptEntries(here, kept, here.device)
 
-    def set(self, along: Mapping[int, Tensor], value: Tensor) -> None:
-        self.along, self._entries = along, {}
-        whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
-        self._traced = KeptEntries(whole, along, value.device)  # graphs have the indices as inputs
-
-    def entries(self, value: Tensor) -> KeptEntries:
-        if torch.compiler.is_compiling():
-            return self._traced or KeptEntries(value, self.along, value.device)
-        sharded = is_sharded(value)
-        size, start = window(value) if sharded else (value.shape, (0,) * value.dim())
-        here: Tensor = value.to_local() if sharded else value  # type: ignore[attr-defined]
-        key = here.shape, here.stride(), here.device, start
-        found = self._entries.get(key)
-        if found is None:
-            kept = {}
-            for dim, indices in self.along.items():
-                inside = (indices >= start[dim]) & (indices < start[dim] + size[dim])
-                kept[dim] = indices[inside] - start[dim]
-            found = self._entries[key] = KeptEntries(here, kept, here.device)
-        return found
+    whole = torch.empty(value.shape, device="meta") if is_sharded(value) else value
+    return _Parts(make, KeptEntries(whole, along, value.device))
 
 
 def own_table(module: nn.Module, kind: str) -> Any:

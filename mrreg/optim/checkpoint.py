@@ -30,9 +30,13 @@ def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: C
                     saved["state"].setdefault(index, {STATELESS: True})
 
 
-def fitted(where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], state: State) -> dict[str, Any]:
+def fitted(
+    where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], state: State, order: list[Tensor]
+) -> dict[str, Any]:
     """Return a saved state with the groups of an optimizer, complete, or refuse it."""
     check_form(where, saved)
+    if len(groups) > len(saved["param_groups"]) == 1 and len(saved["param_groups"][0]["params"]) == len(order):
+        saved = _divided(groups, saved, order)
     count, rule = len(saved["param_groups"]), f"saved with {len(groups)} parameter groups"
     check(count == len(groups), where, "state_dict", rule, count, REBUILD)
     owners = [base for base in bases for _ in base.param_groups]
@@ -47,6 +51,18 @@ def fitted(where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Grou
     _check_clock(where, merged)
     kept = {k: v for k, v in saved["state"].items() if not (isinstance(v, Mapping) and STATELESS in v)}
     return {**saved, "state": kept, "param_groups": merged}
+
+
+def _divided(groups: list[Group], saved: dict[str, Any], order: list[Tensor]) -> dict[str, Any]:
+    """Return a base's own state over all parameters of the model, in their order, divided as the groups are."""
+    (whole,) = saved["param_groups"]
+    keys = dict(zip(order, whole["params"], strict=True))
+    if any(p not in keys for group in groups for p in group["params"]):
+        return saved
+    options = {key: value for key, value in whole.items() if key != "param_names"}
+    divided = [{**options, "params": [keys[p] for p in group["params"]]} for group in groups]
+    used = {key for group in divided for key in group["params"]}
+    return {"state": {k: v for k, v in saved["state"].items() if k in used}, "param_groups": divided}
 
 
 def check_form(where: str, saved: Any) -> None:

@@ -43,13 +43,6 @@ def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int
     return ends
 
 
-def describe_position(group: Group) -> str:
-    """Return a group's place in its cycle in words."""
-    if is_due(group):
-        return "due"
-    return f"{group['clock'] - group['last_sync']} of {group['next_sync'] - group['last_sync']}"
-
-
 def has_gradient(groups: list[Group]) -> bool:
     """Return True if any parameter has a gradient."""
     for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one

@@ -1,9 +1,12 @@
-"""Mistakes around a `Multirate` that would go unnoticed, each named once."""
+"""What a `Multirate` tells: its parts in words and in numbers, and mistakes that would go unnoticed, each once."""
+
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from mrreg.errors import quoted, warn
-from mrreg.optim.clock import Group
+from mrreg.optim.clock import Group, is_due
 
 REENTRANT = (
     "Where layers run under activation checkpointing with use_reentrant=True, a frozen input cuts off all gradients: "
@@ -73,3 +76,40 @@ class Diagnostics:
             self._missing = []
             problem = f"no parameter got a gradient at {IDLE_CALLS} calls in a row, and slow parts are waiting"
             warn(f"{where}: {problem}. {REENTRANT}")
+
+
+Parts = Iterable[tuple[Optimizer, list[Group]]]
+
+
+def divide(bases: Iterable[Optimizer]) -> Iterator[tuple[Optimizer, list[Group]]]:
+    """Yield base and groups of each part, in the order given, the periods within one base ascending."""
+    for base in bases:
+        for period in sorted({group["initial_period"] for group in base.param_groups}):
+            yield base, [group for group in base.param_groups if group["initial_period"] == period]
+
+
+def describe(parts: Parts) -> Iterator[str]:
+    """Yield a line for each part."""
+    for index, (base, groups) in enumerate(parts):
+        first, params = groups[0], [p for group in groups for p in group["params"]]
+        words = {"coupled": "", "per_gradient": " per gradient"}
+        lrs = ", ".join(dict.fromkeys(f"{float(group['lr']):g}{words[group['slow_lr']]}" for group in groups))
+        place = f"{first['clock'] - first['last_sync']} of {first['next_sync'] - first['last_sync']}"
+        yield (
+            f"  part {index}: {type(base).__name__}, period {first['period']}, {len(params)} tensors, "
+            f"{sum(p.numel() for p in params):,} parameters, lr {lrs}, {'due' if is_due(first) else place}"
+        )
+
+
+def collect_metrics(parts: Parts) -> dict[str, float]:
+    """Return the numbers of `Multirate.metrics`, the parts in order."""
+    found: dict[str, float] = {}
+    entries = due_entries = 0
+    for index, (_, groups) in enumerate(parts):
+        size, due = sum(p.numel() for group in groups for p in group["params"]), any(map(is_due, groups))
+        entries, due_entries = entries + size, due_entries + due * size
+        found["multirate/step"] = groups[0]["clock"]
+        found[f"multirate/part{index}/due"] = float(due)
+        found[f"multirate/part{index}/period"] = groups[0]["period"]
+        found[f"multirate/part{index}/phase"] = 0 if due else groups[0]["clock"] - groups[0]["last_sync"]
+    return found | {"multirate/due_share": due_entries / entries}

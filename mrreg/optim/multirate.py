@@ -1,6 +1,6 @@
 """The engine: an ordinary torch optimizer whose parts train at different rates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, overload
 
@@ -14,10 +14,9 @@ from mrreg.distributed.checks import check_model as check_wrappers
 from mrreg.errors import invalid_argument, invalid_state, quoted
 from mrreg.optim import checkpoint
 from mrreg.optim.checks import check_parts, check_periods, initial_groups
-from mrreg.optim.clock import asks_for_state_only, has_gradient, is_due, next_syncs
-from mrreg.optim.diagnostics import Diagnostics, check_use
+from mrreg.optim.clock import Group, asks_for_state_only, has_gradient, is_due, next_syncs
+from mrreg.optim.diagnostics import Diagnostics, check_use, collect_metrics, describe, divide
 from mrreg.optim.flags import Flags, check_model, is_switched
-from mrreg.optim.metrics import collect_metrics, describe, divide
 from mrreg.optim.part import Part, rebuild, state_for_bases
 
 
@@ -106,6 +105,7 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
+        self._order = [] if model is None else list(model.parameters())  # of a base's own state
         self._begin(bases, model)
         if model is not None:
             check_use(where, model, self.param_groups)
@@ -185,21 +185,24 @@ class Multirate(Optimizer):
         for group in groups:
             group["clock"] = now + 1
 
+    def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
+        return divide(part.base for part in self._bases)
+
     @property
     def due(self) -> tuple[bool, ...]:
         """True for each part that gets a gradient at the next step."""
-        return tuple(any(map(is_due, groups)) for _, groups in divide(self._bases))
+        return tuple(any(map(is_due, groups)) for _, groups in self._parts())
 
     def metrics(self) -> dict[str, float]:
         """Return numbers for a logger: steps done, share of entries that are due, and some for each part ("part0", …).
 
         These are: due (1 or 0), period, phase (steps since the last gradient).
         """
-        return collect_metrics(divide(self._bases))
+        return collect_metrics(self._parts())
 
     def __repr__(self) -> str:
         first = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"
-        return "\n".join([first, *describe(divide(self._bases)), ")"])
+        return "\n".join([first, *describe(self._parts()), ")"])
 
     def train(self) -> None:
         """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
@@ -233,11 +236,12 @@ class Multirate(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state, or refuse it and change nothing.
 
-        It is that of an optimizer with the same parts, or of the base optimizer over the same groups, as `split` makes.
+        It is that of an optimizer with the same parts, or of the base optimizer over the same groups, as `split` makes,
+        or over `model.parameters()`.
         """
         where, bases = f"{type(self).__name__}.load_state_dict", [part.base for part in self._bases]
         handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
-            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state)
+            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state, self._order)
         )
         checkpoint.check_form(where, state_dict)
         try:
@@ -246,7 +250,7 @@ class Multirate(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = {"_drift": self._drift, "_off": self._flags.off}
+        ours = {"_drift": self._drift, "_order": self._order, "_off": self._flags.off}
         return super().__getstate__() | ours | {"_copied_bases": [part.for_copy() for part in self._bases]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

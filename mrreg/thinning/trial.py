@@ -28,7 +28,7 @@ def thinned(
     twin: nn.Module, groups: Sequence[UnitGroup], overrides: Iterable[AttributeOverride], kept: Mapping[str, Tensor]
 ) -> Iterator[None]:
     """Make a copy thin inside a `with` block, with these units kept in each group."""
-    mask = Mask(twin, groups, (), overrides, "units", 0.0, 2, 1.0, False, None, WHERE)
+    mask = Mask(WHERE, groups, (), overrides, k=2, boost=1.0, rescale=False)
     mask.masking = mask.attached = True
     for tensor in mask.tensors.values():
         tensor.draw(kept, tensor.of(twin))

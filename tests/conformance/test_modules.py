@@ -37,7 +37,7 @@ NAMES = [
     "nn.TransformerDecoderLayer",
 ]
 # Not here: modules without a weight to mask and lazy ones, which are refused, and nn.Transformer, made of those above.
-MOST = 6  # of the up to hundreds of inputs that torch has for one module
+MOST = 3  # of the up to hundreds of inputs that torch has for one module
 by_name = pytest.mark.parametrize("name", NAMES)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:dropout option adds dropout after all but last"),

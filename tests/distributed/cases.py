@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import mrreg
 
 K = 3
-STEPS = 2 * K + 1
+STEPS = K + 2
 Make = Callable[[nn.Module], Optimizer]
 Check = Callable[[int], None]
 CHECKS: dict[str, Check] = {}

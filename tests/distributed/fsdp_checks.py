@@ -37,13 +37,11 @@ def fsdp_multirate(rank: int) -> None:
 
 @check
 def fsdp_masks(rank: int) -> None:
-    for single in (False, True):
-        for make in PLAIN:
-            equal_to_one_process(sharded(masked_net(), single), masked_net(), make, rank, masks=True)
+    for single, make in zip((False, True), PLAIN, strict=True):
+        equal_to_one_process(sharded(masked_net(), single), masked_net(), make, rank, masks=True)
     for structure in ("input", "output"):
         equal_to_one_process(sharded(masked_net(structure)), masked_net(structure), PLAIN[1], rank, masks=True)
-    for mesh in ((2, 1), (1, 2)):
-        equal_to_one_process(sharded(masked_net(), mesh=mesh), masked_net(), PLAIN[0], rank, masks=True)
+    equal_to_one_process(sharded(masked_net(), mesh=(2, 1)), masked_net(), PLAIN[0], rank, masks=True)
 
 
 @check

@@ -42,7 +42,7 @@ def _rank(rank: int, module: str, folder: str) -> None:
     os._exit(0)  # torch 2.11 sometimes aborts where it takes wrappers apart whose backward pass was refused
 
 
-def run(module: str, folder: Path, seconds: float = 300) -> None:
+def run(module: str, folder: Path, seconds: float = 600) -> None:
     """Run the checks of a module on two ranks; results are read with `outcome`."""
     processes: Any = start_processes(_rank, (module, str(folder)), WORLD, join=False, start_method="spawn")  # type: ignore[no-untyped-call]
     deadline = time.monotonic() + seconds

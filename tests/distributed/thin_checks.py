@@ -45,32 +45,29 @@ def with_blocks() -> nn.Module:
 
 @check
 def ddp_blocks(rank: int) -> None:
-    for make in PLAIN:
-        equal_to_one_process(DDP(with_blocks(), find_unused_parameters=True), with_blocks(), make, rank, masks=True)
+    net = DDP(with_blocks(), find_unused_parameters=True)
+    equal_to_one_process(net, with_blocks(), PLAIN[1], rank, masks=True)
 
 
 @check
 def fsdp_blocks(rank: int) -> None:
-    for make in PLAIN:
-        net = with_blocks()
-        for branch in net.branches:  # type: ignore[union-attr]
-            fully_shard(branch)
-        fully_shard(net)
-        equal_to_one_process(net, with_blocks(), make, rank, masks=True)
+    net = with_blocks()
+    for branch in net.branches:  # type: ignore[union-attr]
+        fully_shard(branch)
+    fully_shard(net)
+    equal_to_one_process(net, with_blocks(), PLAIN[0], rank, masks=True)
 
 
 @check
 def ddp_thin(rank: int) -> None:
-    for options in ({}, {"gradient_as_bucket_view": True}):
-        for make in PLAIN:
-            equal_to_one_process(DDP(thin_net(), **options), thin_net(), make, rank, masks=True)
+    for options, make in zip(({}, {"gradient_as_bucket_view": True}), PLAIN, strict=True):
+        equal_to_one_process(DDP(thin_net(), **options), thin_net(), make, rank, masks=True)
 
 
 @check
 def fsdp_thin(rank: int) -> None:
-    for single in (False, True):
-        for make in PLAIN:
-            equal_to_one_process(sharded(thin_net(), single), thin_net(), make, rank, masks=True)
+    for single, make in zip((False, True), PLAIN, strict=True):
+        equal_to_one_process(sharded(thin_net(), single), thin_net(), make, rank, masks=True)
     equal_to_one_process(sharded(thin_net(), mesh=(2, 1)), thin_net(), PLAIN[0], rank, masks=True)
 
 

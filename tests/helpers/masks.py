@@ -58,6 +58,15 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range | int) -> list[fl
     ]
 
 
+def attached(module: nn.Module, **options: Any) -> tuple[nn.Module, Optimizer]:
+    """The module, masked, with SGD and momentum that drives it."""
+    mask: Any = mrreg.MultirateMask(module, **{"k": 3, **options})
+    optimizer = torch.optim.SGD(mask.parameters(), lr=0.01, momentum=0.9)
+    mrreg.attach(optimizer, mask)
+    vars(of(mask))["optimizer"] = optimizer  # lives as long
+    return mask, optimizer
+
+
 def of(module: Any) -> Mask:
     """The mask of a module."""
     return mrreg.MultirateMask.of(module)
@@ -69,7 +78,7 @@ def bits(module: nn.Module) -> dict[str, Tensor]:
     for name, p in mask.masked_parameters() if mask.drawn else ():
         tensor = mask.tensors[name]
         assert isinstance(tensor, ZeroedTensor)
-        found[name] = tensor.bits(p)
+        found[name] = tensor.entries(p).bits
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import bits, held_bits, of, slow_entries
+from helpers.masks import attached, bits, held_bits, of, slow_entries
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -187,3 +187,17 @@ def test_a_cast_in_mid_cycle(to: torch.dtype, when: int) -> None:
         mask(batch((4, 5), t, mask.weight.dtype)).sum().backward()
         optimizer.step()
         assert all(torch.equal(read(), bits) for read, bits in held)
+
+
+@given(shares, structures, st.integers(0, 3))
+def test_the_slow_subset_is_a_function_of_seed_position_and_cycle(p: float, structure: Any, cycle: int) -> None:
+    drawn = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        mask, optimizer = attached(nn.Linear(5, 3), p=p, k=2, structure=structure)
+        for t in range(2 * cycle):
+            optimizer.zero_grad()
+            mask(batch((4, 5), t, torch.float32)).sum().backward()
+            optimizer.step()
+        drawn.append([slow for _, slow in slow_entries(mask)] if p else [])
+    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))

@@ -6,18 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import train_step
+from helpers.masks import attached, train_step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mrreg
-
-
-def _attached(module: nn.Module, **options: Any) -> tuple[mrreg.MultirateMask, torch.optim.Optimizer]:
-    mask = mrreg.MultirateMask(module, **{"k": 3, **options})
-    optimizer = torch.optim.SGD(mask.parameters(), lr=0.01, momentum=0.9)
-    mrreg.attach(optimizer, mask)
-    return mask, optimizer
 
 
 class Checkpointed(nn.Module):
@@ -46,18 +39,6 @@ def test_checkpointing_around_a_mask_is_right(reentrant: bool) -> None:
                 x = torch.randn(3, 6, generator=torch.Generator().manual_seed(t)).requires_grad_()
                 train_step(model, optimizer, x)
     assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), again.parameters(), strict=True))
-
-
-class CheckpointedLayer(nn.Linear):
-    """A layer without others inside that checkpoints what it computes."""
-
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__(6, 5)
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(lambda z: torch.tanh(z @ self.weight.T), x, use_reentrant=self.reentrant)
-        return y
 
 
 class Encoder(nn.TransformerEncoderLayer):
@@ -113,26 +94,8 @@ def test_checkpointing_inside_equals_none_to_the_bit(kind: str, half: str, reent
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_whole_layer_that_checkpoints_its_own_weight(reentrant: bool) -> None:
-    gradients = []
-    for again in (True, False):
-        torch.manual_seed(0)
-        layer = CheckpointedLayer(reentrant)
-        if not again:
-            layer.forward = functools.partial(lambda self, x: torch.tanh(x @ self.weight.T), layer)  # type: ignore[method-assign]
-        x = torch.randn(3, 6, requires_grad=True)
-        model = nn.Sequential(layer)
-        mask, _optimizer = _attached(model)
-        mask(x).square().sum().backward()
-        gradients.append([x.grad, layer.weight.grad])
-        assert layer.weight.grad is not None
-        assert layer.weight.grad.count_nonzero() < layer.weight.numel()
-    assert all(torch.equal(one, two) for one, two in zip(*gradients, strict=True))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
 def test_a_backward_pass_after_the_step_is_refused_and_leaves_nothing(reentrant: bool) -> None:
-    mask, optimizer = _attached(Checkpointed(nn.Linear(6, 5), reentrant))
+    mask, optimizer = attached(Checkpointed(nn.Linear(6, 5), reentrant))
     x = torch.randn(3, 6, requires_grad=True)
     late = mask(x).sum()
     train_step(mask, optimizer, x)
@@ -181,31 +144,3 @@ def test_a_language_model_of_transformers() -> None:
             optimizer.zero_grad()
         found.append(list(model.parameters()))
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-
-
-class Block(nn.Module):
-    """A module of somebody's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.calls = nn.Linear(6, 6), nn.Linear(6, 6), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return torch.tanh(self.b(torch.tanh(self.a(x))))
-
-
-def test_what_is_around_a_mask_sees_all_that_the_module_saves() -> None:
-    x = torch.randn(3, 6, requires_grad=True)
-    found = []
-    for block in (plain := Block(), Block()):
-        model, _optimizer = (block, None) if block is plain else _attached(block)
-        checkpoint(model, x, use_reentrant=False).sum().backward()
-        seen: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, seen=seen: seen.append(t.numel()) or t, lambda t: t):  # type: ignore[misc]
-            model(x)
-        with torch.autograd.graph.save_on_cpu():
-            model(x).sum().backward()
-        found.append((block.calls, seen))
-    assert found[0] == found[1]
-    assert found[0][0] == 4

@@ -1,14 +1,14 @@
 """Masks beside other libraries' mechanisms: copies, whole-model files, replicas, pruning and parametrizations."""
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from helpers.masks import held_bits, mlp, of, train, train_step
+from helpers.masks import attached, held_bits, masks, mlp, of, train_step
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
@@ -42,13 +42,10 @@ def test_copies_that_the_class_makes_itself_are_masks() -> None:
         lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
         lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
         lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))),
-        lambda: nn.Sequential(nn.Linear(4, 4)),
     ],
 )
 def test_copies_of_a_mask_are_masks(make: Callable[[], Any]) -> None:
-    model = nn.Sequential(mrreg.MultirateMask(make(), p=0.5, k=3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
+    model = nn.Sequential(attached(make())[0])
     copies: tuple[Any, ...] = copy.deepcopy(model), AveragedModel(model).module
     expected = model(torch.ones(1, 4))
     for twin in copies:
@@ -58,29 +55,8 @@ def test_copies_of_a_mask_are_masks(make: Callable[[], Any]) -> None:
             assert torch.equal(twin(torch.ones(1, 4)), expected)
 
 
-@pytest.mark.parametrize("structure", ["weight", "input"])
-def test_whole_models_load_with_torchs_own_names_allowed(structure: str) -> None:
-    model = mlp(structure=structure)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-    train(model, optimizer, 4)
-    file = io.BytesIO()
-    torch.save(nn.ModuleList([model, mrreg.MultirateMask(nn.Sequential(nn.Linear(2, 2)))]), file)
-    file.seek(0)
-    with torch.serialization.safe_globals([nn.ModuleList, nn.Sequential, nn.Linear, nn.Tanh]):
-        loaded = torch.load(file, weights_only=True)
-    assert repr(loaded[0]) == repr(model).replace("boost=3", "boost=None")  # `attach` chooses
-    assert not of(loaded[0][0]).attached
-    other = torch.optim.SGD(loaded[0].parameters(), lr=0.1)
-    other.load_state_dict(optimizer.state_dict())
-    mrreg.attach(other, loaded[0])
-    assert train(loaded[0], other, range(4, 9)) == train(model, optimizer, range(4, 9))
-
-
 def test_replicas_of_data_parallel_are_refused() -> None:
-    mask = mrreg.MultirateMask(nn.Linear(6, 8))
-    optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
-    mrreg.attach(optimizer, mask)
+    mask, _optimizer = attached(nn.Linear(6, 8))
     replica: Any = mask._replicate_for_data_parallel()
     with pytest.raises(RuntimeError, match=r"nn.DataParallel copies the module.*Use DistributedDataParallel"):
         replica(torch.ones(2, 6))
@@ -110,10 +86,6 @@ def _own(make: Callable[[Tensor], Tensor]) -> nn.Module:
     return layer
 
 
-def _over_sum(weight: Tensor, dim: int) -> Tensor:
-    return weight / weight.sum(dim, keepdim=True)
-
-
 NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "weight norm": (
         lambda: parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=8)),
@@ -128,9 +100,7 @@ NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         lambda: parametrizations.spectral_norm(nn.Conv1d(8, 8, 1, groups=8)),
         ["parametrizations.weight.original"],
     ),
-    "old spectral norm": (lambda: nn.utils.spectral_norm(nn.Conv1d(8, 8, 3, groups=8)), ["weight_orig"]),
     "rows over their norm": (lambda: _own(lambda w: w / w.norm(dim=(1, 2), keepdim=True)), [ORIGINAL]),
-    "rows and columns in turn": (lambda: _own(lambda w: _over_sum(_over_sum(w.abs(), 2), 0)), [ORIGINAL]),
     "over the largest": (lambda: _own(lambda w: w / w.abs().max()), [ORIGINAL]),
     "orthogonal": (
         lambda: parametrizations.orthogonal(nn.Conv1d(8, 8, 8, groups=1)),
@@ -140,7 +110,7 @@ NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
 
 
 @OLD
-@pytest.mark.parametrize("p", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("p", [0.5, 1.0])
 @pytest.mark.parametrize("case", NORMALIZED)
 def test_normalized_weights_stay_finite_and_slow_entries_are_held(case: str, p: float) -> None:
     make, names = NORMALIZED[case]
@@ -166,8 +136,7 @@ PRUNED: dict[str, Callable[[], Any]] = {
 
 
 @OLD
-@pytest.mark.parametrize("how", ["unwrap", "remove"])
-@pytest.mark.parametrize("case", PRUNED)
+@pytest.mark.parametrize(("case", "how"), [*zip(PRUNED, cycle(["unwrap", "remove"]))])
 def test_nothing_masked_stays_in_attributes(case: str, how: str) -> None:
     net: Any = mrreg.mask(nn.Sequential(PRUNED[case](), nn.Tanh()), {"0": 0.5}, k=5)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
@@ -197,21 +166,19 @@ def test_weights_that_move_without_a_step_are_reported_once() -> None:
 
     with pytest.warns(mrreg.NoEffectWarning, match="moved between two forwards, but no step") as caught:
         climb()
-    assert len(caught) == 1
+    assert len(caught) == len(masks(model))
 
 
 @pytest.mark.parametrize(
     "between",
     [
         lambda model, optimizer: optimizer.step(),
-        lambda model, optimizer: model.load_state_dict(model.state_dict()),
-        lambda model, optimizer: model[0].load_state_dict(model[0].state_dict()),
         lambda model, optimizer: model.double().float(),
         lambda model, optimizer: model.zero_grad(),
         lambda model, optimizer: None,
     ],
 )
-def test_weights_that_move_by_steps_and_loads_are_not_reported(between: Callable[[Any, Any], Any]) -> None:
+def test_weights_that_move_by_steps_are_not_reported(between: Callable[[Any, Any], Any]) -> None:
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     mrreg.attach(optimizer, model)
@@ -219,29 +186,22 @@ def test_weights_that_move_by_steps_and_loads_are_not_reported(between: Callable
         model(torch.ones(1, 6)).sum().backward()
         between(model, optimizer)
         model(torch.ones(1, 6))
+        torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)  # by whom no backward pass came before
 
 
-def test_embeddings_that_renormalize_themselves_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"weight must be .*without max_norm, got 'max_norm=1.0'\. It writes into"):
-        mrreg.MultirateMask(nn.Embedding(4, 3, max_norm=1.0))
-
-
-def test_weights_that_somebody_perturbs_are_not_reported() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-    for _ in range(4):
-        model(torch.ones(1, 6))
-        torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)
-
-
-@pytest.mark.parametrize("make", [torch.reciprocal, torch.log, lambda w: w.abs().cumprod(0) / w.abs()])
-def test_a_weight_that_is_not_finite_where_one_entry_is_zero_is_refused(make: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "make", [torch.reciprocal, torch.log, lambda w: w.abs().cumprod(0) / w.abs(), lambda w: w / w.norm(dim=0)]
+)
+def test_a_weight_that_is_not_finite_where_most_of_each_row_is_zero_is_refused(
+    make: Callable[[Tensor], Tensor],
+) -> None:
     layer = nn.Linear(4, 4)
     nn.init.uniform_(layer.weight, 0.1, 1)
     parametrize.register_parametrization(layer, "weight", Own(make))
     before = layer.weight.detach().clone()
-    with pytest.raises(ValueError, match=r"the weight of parametrizations.weight.original must be finite wherever"):
+    with pytest.raises(
+        ValueError, match=r"the weight of parametrizations.weight.original must be finite where one entry"
+    ):
         mrreg.MultirateMask(layer)
     assert torch.equal(layer.weight, before)
     assert mrreg.MultirateMask(layer, parameters=["bias"]).training

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import batch, bits, loss_of, masks, mlp, of, same_bits, train
+from helpers.masks import attached, batch, bits, loss_of, masks, mlp, of, same_bits, train
+from helpers.thin import thin_net
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -18,30 +19,30 @@ def _fresh() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("options", [{}, {"structure": "input"}, {"structure": "output", "rescale": True}])
-def test_exactly_two_graphs_over_four_cycles(options: dict[str, Any]) -> None:
-    eager, model = mlp(**options), mlp(**options)
+@pytest.mark.parametrize(
+    "make", [mlp, lambda: mlp(structure="output", rescale=True), lambda: thin_net(torch.float32, boost=None)]
+)
+def test_exactly_two_graphs_over_cycles(make: Any) -> None:
+    eager, model = make(), make()
     counter = CompileCounterWithBackend("aot_eager")
     compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager))
     mrreg.attach(ours, model)
     mrreg.attach(theirs, eager)
     graphs = []
-    for t in range(12):
+    for t in range(7):
         assert train(compiled, ours, range(t, t + 1)) == train(eager, theirs, range(t, t + 1))
         graphs.append(counter.frame_count)
-    assert graphs == [1, 1] + [2] * 10
+    assert graphs == [1, 1] + [2] * 5
     assert same_bits(model, eager)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_inductor_holds_slow_entries_too(dtype: torch.dtype) -> None:
     """Their weight counts as zero though it is NaN, and they get no gradient though it is inf."""
     torch.manual_seed(0)
     linear = nn.Linear(40, 30, bias=False, dtype=dtype)
-    mask = mrreg.MultirateMask(linear, p=0.5, k=9)
-    optimizer = torch.optim.SGD(mask.parameters(), lr=0.1)
-    mrreg.attach(optimizer, mask)
+    mask, _optimizer = attached(linear)
     weight, slow = linear.weight, bits(mask)["weight"] == 0
     weight.data[slow] = float("nan")
     x = torch.randn(8, 40, dtype=dtype)
@@ -85,18 +86,6 @@ def test_transforms_inside_a_compiled_function() -> None:
     assert all(torch.allclose(compiled[name], gradient, atol=1e-6) for name, gradient in each(x).items())
 
 
-def test_a_transformer_layer_compiles() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)
-    model = nn.Sequential(mrreg.MultirateMask(layer, k=2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-    x = torch.randn(2, 3, 6)
-    eager = model(x)
-    compiled = torch.compile(model, backend="aot_eager")
-    assert torch.allclose(compiled(x), eager, atol=1e-6)
-
-
 def test_a_compiled_optimizer_step() -> None:
     model, eager = mlp(), mlp()
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, eager))
@@ -110,12 +99,6 @@ def test_a_compiled_optimizer_step() -> None:
         train(eager, theirs, range(t, t + 1))
     assert ours.param_groups[0]["mask_clock"] == 7
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), eager.parameters(), strict=True))
-
-
-def test_export() -> None:
-    model = mlp().eval()
-    exported = torch.export.export(model, (batch(0),)).module()
-    assert torch.allclose(exported(batch(1)), model(batch(1)))
 
 
 class Repeated(nn.Module):
@@ -135,11 +118,8 @@ class Repeated(nn.Module):
 
 
 def test_a_layer_under_several_names_keeps_its_parameter() -> None:
-    torch._dynamo.reset()
-    model = mrreg.MultirateMask(Repeated(), p=0.5, k=3)
+    model, _optimizer = attached(Repeated())
     before = dict(model.named_parameters(remove_duplicate=False))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
     x = torch.randn(2, 4)
     expected = model(x)
     compiled: Any = torch.compile(model, backend="eager")

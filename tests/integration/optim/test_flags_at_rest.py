@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.flags import LOOKERS, LOOPS, STEPS, K, accumulated, bits, expected_gradients, flags, gradients, undisturbed
+from helpers.flags import LOOKERS, STEPS, K, bits, expected_gradients, flags, gradients, undisturbed
 from helpers.optimizers import Net, hybrid, loss, network, sgd, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -29,22 +29,6 @@ def test_who_looks_between_steps_sees_a_plain_model_and_changes_nothing(look: Ca
         assert all(flags(net))
         look(net, optimizer)
     assert bits(net, undisturbed())
-
-
-@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: str(loop.__name__))
-def test_every_loop_trains_as_the_plain_one(loop: Callable[[Net, Any, int], None]) -> None:
-    net, twin = network(), network()
-    optimizer = sgd(net)
-    other = sgd(twin)
-    for t in range(STEPS):
-        loop(net, optimizer, t)
-        assert all(flags(net))
-        torch.autograd.backward(loss(twin, t) / (2 if loop is accumulated else 1))
-        if loop is accumulated:
-            torch.autograd.backward(loss(twin, t) / 2)
-        other.step()
-        other.zero_grad()
-        assert bits(net, twin)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -83,33 +67,6 @@ def test_several_scales_and_a_model_in_evaluation_mode() -> None:
 
 class TestTheUser:
     """What the user does to flags is honoured."""
-
-    def test_freezing_a_slow_part_between_steps_needs_no_close(self) -> None:
-        net = network()
-        optimizer = sgd(net)
-        train(net, optimizer, range(2))
-        net.trunk.requires_grad_(False)
-        train(net, optimizer, range(2, 4))
-        before = net.trunk.weight.clone()  # it drifts to its next sync step
-        train(net, optimizer, range(4, 7))
-        assert torch.equal(net.trunk.weight, before)
-        assert flags(net) == [False, False, True, True]
-        net.trunk.requires_grad_(True)
-        train(net, optimizer, range(7, 10))
-        assert not torch.equal(net.trunk.weight, before)
-        assert all(flags(net))
-
-    def test_frozen_from_the_start_and_unfrozen_later_saves_time_too(self) -> None:
-        net = network()
-        net.trunk.requires_grad_(False)
-        optimizer = sgd(net)
-        for t in range(8):
-            if t == 4:
-                net.trunk.requires_grad_(True)
-            torch.autograd.backward(loss(net, t))
-            assert gradients(net) == [t == 6] * 2 + [True] * 2
-            optimizer.step()
-            optimizer.zero_grad()
 
     @pytest.mark.parametrize("end", ["close", "with", "delete"])
     def test_an_open_window_closes_at_the_end(self, end: str) -> None:
@@ -192,26 +149,6 @@ class TestTheUser:
         del net, optimizer
         gc.collect()
         assert [reference() for reference in dead] == [None, None]
-
-
-def test_a_child_that_is_called_without_the_root() -> None:
-    """As Lightning does: the module with the optimizer calls `self.net(x)` in its training_step."""
-
-    class Trained(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = nn.ModuleDict({"net": network()})
-
-    root = Trained()
-    net: Any = root.parts["net"]
-    optimizer = mrreg.MultirateSGD(root, lr=0.1, k=K, fast="parts.net.head", momentum=0.9)
-    for t in range(STEPS):
-        torch.autograd.backward(loss(net, t))
-        assert gradients(net) == expected_gradients(t)
-        optimizer.step()
-        optimizer.zero_grad()
-        assert all(flags(net))
-    assert bits(net, undisturbed())
 
 
 @pytest.mark.parametrize("inside", ["net", "parts.1", "parts.net"])

@@ -46,16 +46,6 @@ class TestOtherOptimizers:
         torch.autograd.backward(loss(net, 1))
         assert all(gradients(net))
 
-    def test_one_of_other_parameters_is_left_alone(self) -> None:
-        net, other = network(), network()
-        optimizer, plain = sgd(net), torch.optim.SGD(other.parameters(), lr=0.1)
-        for t in range(STEPS):
-            torch.autograd.backward(loss(net, t))
-            train(other, plain, range(t, t + 1))
-            optimizer.step()
-            optimizer.zero_grad()
-        assert bits(net, undisturbed())
-
 
 class TestUnseen:
     """Where no forward is seen, training is right and saves no time, which a warning says once."""
@@ -108,22 +98,6 @@ class TestUnseen:
             assert all(flags(net))
         assert counter.frame_count == 2
         assert bits(net, undisturbed())
-
-    @pytest.mark.slow
-    def test_a_compiled_container_of_torch_whose_call_is_inside_the_graph(self) -> None:
-        from torch._dynamo.testing import CompileCounter
-
-        torch._dynamo.reset()
-        counter, net = CompileCounter(), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        optimizer = mrreg.MultirateSGD(net, lr=0.1, k=K, fast="2", momentum=0.9)
-        compiled: Any = torch.compile(net, backend=counter, fullgraph=True)
-        for t in range(STEPS):
-            with pytest.warns(mrreg.NoEffectWarning, match="no forward") if t == 0 else nullcontext():
-                torch.autograd.backward(loss(compiled, t))
-                optimizer.step()
-            optimizer.zero_grad()
-            assert all(flags(net))
-        assert counter.frame_count == 1
 
 
 class TestCopies:

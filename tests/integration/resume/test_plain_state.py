@@ -18,9 +18,10 @@ def moments(optimizer: Optimizer, net: Net) -> list[Any]:
 
 
 @pytest.mark.parametrize(("kind", "form", "options"), KINDS)
-def test_a_plain_state_goes_on_in_a_multirate_and_back(kind: Any, form: Any, options: Any) -> None:
+@pytest.mark.parametrize("groups", [lambda net: mrreg.split(net, fast="head"), lambda net: net.parameters()])
+def test_a_plain_state_goes_on_in_a_multirate_and_back(groups: Any, kind: Any, form: Any, options: Any) -> None:
     net = network()
-    base = kind(mrreg.split(net, fast="head"), **options)
+    base = kind(groups(net), **options)
     train(net, base, range(3))
     twin = copy.deepcopy(net)
     optimizer = form(mrreg.split(twin, fast="head"), k=3, model=twin, **{**options, "lr": 1.0})
@@ -40,7 +41,11 @@ def test_a_state_of_other_groups_or_sizes_is_refused_and_nothing_has_changed() -
     net = network()
     optimizer = mrreg.MultirateSGD(net, fast="head", k=3, lr=0.1, momentum=0.9)
     before = repr(optimizer.state_dict())
-    for other in (network().parameters(), mrreg.split(Net(7), fast="head"), mrreg.split(network(), fast="head.bias")):
+    for other in (
+        network().head.parameters(),
+        mrreg.split(Net(7), fast="head"),
+        mrreg.split(network(), fast="head.bias"),
+    ):
         plain = SGD(other, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
         for p in (p for group in plain.param_groups for p in group["params"]):
             p.grad = torch.ones_like(p)

@@ -67,21 +67,17 @@ def plain_adamw(net: Any) -> torch.optim.Optimizer:
 
 
 ANY: list[tuple[str, Damage, str]] = [
-    ("clock, a word", put("clock", "2"), "'clock'] must be a whole number, at least 0, got '2'"),
     ("clock, negative", put("clock", -1), "'clock'] must be a whole number, at least 0, got -1"),
     ("clock past a sync step", put("clock", 7), "between its last and its next sync step, got {'clock': 7"),
-    ("a sync step that was missed", put("next_sync", 1, 1), "between its last and its next sync step"),
     ("a last sync step to come", put("last_sync", 5, 1), "between its last and its next sync step"),
     ("two clocks", lose("param_groups", 1, "clock"), "one clock, got [2, 0]"),
     ("no clock", lambda s: [lose("param_groups", i, "clock")(s) for i in (0, 1)], "between its last and its next"),
-    ("period, a word", put("period", "3", 1), "'period'] must be a whole number, at least 1, got '3'"),
     ("no fast part", put("period", 3), "period must be 1 for the fastest part, got [3]"),
     ("period at construction", put("initial_period", 4, 1), "saved with period 3, got 4"),
     ("drift", put("drift", False), "saved with drift=True, got False"),
     ("gradient", put("gradient", "total", 1), "one of ('sync', 'mean', 'sum'), got 'total'"),
     ("no state", lose("state"), "must be the state_dict() of an optimizer, got \"nothing usable under 'state'"),
     ("no groups", lose("param_groups"), "nothing usable under 'param_groups'"),
-    ("no parameters", lose("param_groups", 0, "params"), "a parameter group without 'params'"),
     ("no lr", lose("param_groups", 0, "lr"), "without 'lr'"),
     ("a part less", lose("param_groups", 1), "saved with 2 parameter groups, got 1"),
     ("state, a word", state(0, "x"), "'x' as the state of a parameter"),
@@ -129,22 +125,14 @@ def test_what_is_no_dictionary(saved: Any) -> None:
 
 
 def test_gradients_are_given_back_where_a_base_fails() -> None:
-    class Failing(torch.optim.SGD):
-        fail = False
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            if self.fail:
-                raise ArithmeticError("no")
-            super().step()
-
     net = network()
-    bases = torch.optim.SGD(net.head.parameters(), lr=0.1), Failing(net.trunk.parameters(), lr=0.1)
-    optimizer = mrreg.Multirate([(bases[0], 1), (bases[1], 2)], gradient="mean")
+    bases = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (net.head, net.trunk)]
+    optimizer = mrreg.Multirate(list(zip(bases, (1, 2), strict=True)), gradient="mean")
     train(net, optimizer, range(2))
     torch.autograd.backward(loss(net, 2))
     grad = net.trunk.weight.grad
-    bases[1].fail = True
-    with pytest.raises(ArithmeticError):
+    bases[1].register_step_pre_hook(lambda *_: 1 // 0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
         optimizer.step()
     assert net.trunk.weight.grad is grad
     assert optimizer.param_groups[0]["clock"] == 2

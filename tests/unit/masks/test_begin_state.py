@@ -45,7 +45,6 @@ class Everything(torch.optim.Optimizer):
 
 
 KINDS: dict[str, tuple[Callable[[Any], Any], dict[Any, Begin]]] = {
-    "SGD": (lambda p: torch.optim.SGD(p, momentum=0.9, **DECAY), {"momentum_buffer": lambda _: 0}),
     "Adam": (lambda p: torch.optim.Adam(p, **DECAY), {"exp_avg": lambda _: 0, "exp_avg_sq": lambda _: 0}),
     "Rprop": (lambda p: torch.optim.Rprop(p, lr=0.03), {"step_size": lambda _: 0.03, "prev": lambda _: 0}),
     "Adagrad": (lambda p: torch.optim.Adagrad(p, initial_accumulator_value=0.2), {"sum": lambda _: 0.2}),
@@ -95,18 +94,3 @@ def test_absent_entries_have_what_the_optimizer_begins_with_until_they_move(kind
             assert t != 1 or not torch.equal(found[path][~absent], expected[~absent])
     assert not (weight == before).any()
     assert (weight - before)[absent].abs().max() < 0.5
-
-
-def test_an_optimizer_that_cannot_be_built_again_begins_with_its_attributes() -> None:
-    class Secret(pytorch_optimizer.ScheduleFreeSGD):
-        def __init__(self, params: Any, secret: object) -> None:
-            super().__init__(params, lr=0.1)
-
-    model = mrreg.mask(nn.Sequential(nn.Linear(6, 3)), {"0": 0.5}, k=3)
-    weight: Any = model.get_parameter("0.weight")
-    before = weight.detach().clone()
-    optimizer = Secret(model.parameters(), object())
-    mrreg.attach(optimizer, model)
-    train(model, optimizer, 1)
-    absent = weight.detach() == before
-    assert torch.equal(optimizer.state[weight]["z"][absent], before[absent])

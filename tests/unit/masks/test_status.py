@@ -1,7 +1,6 @@
 """What a handle says about its masks."""
 
 import copy
-import gc
 from typing import Any
 
 import torch
@@ -93,32 +92,6 @@ def test_of_a_thin_network_the_groups_are_named() -> None:
     mrreg.unwrap(model)
     assert handle.state()["mask/present"] == 1
     assert str(handle) == "Attachment (drives nothing)"
-
-
-def test_nothing_is_left_to_say_after_removal_or_without_the_optimizer() -> None:
-    for end in ("remove", "collect"):
-        model = net(5, 5)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        handle = mrreg.attach(optimizer, model)
-        if end == "remove":
-            handle.remove()
-        del optimizer
-        gc.collect()
-        assert str(handle) == "Attachment (drives nothing)"
-        assert handle.state() == {}
-
-
-def test_asking_changes_nothing() -> None:
-    models = net(3, 3), net(3, 3)
-    models[1].load_state_dict(models[0].state_dict())
-    for model in models:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        handle = mrreg.attach(optimizer, model)
-        torch.manual_seed(0)
-        for _ in range(7):
-            train(model, optimizer, 1)
-            assert model is models[0] or (str(handle) and handle.state())
-    assert all(torch.equal(p, q) for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True))
 
 
 def test_of_a_thin_network_the_share_of_flops_is_known() -> None:

@@ -2,8 +2,6 @@
 
 import copy
 import inspect
-import io
-import pickle
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +16,6 @@ from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from pytorch_optimizer import ScheduleFreeSGD
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
-from torch.utils.checkpoint import checkpoint
 
 import mrreg
 from mrreg.masks.entries import as_bits
@@ -74,47 +71,6 @@ def test_class_and_names_stay() -> None:
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_thin_and_undriven(way: Callable[[nn.Module], nn.Module]) -> None:
-    model, optimizer = attached()
-    train(model, optimizer, range(1))
-    other = way(model)
-    assert type(other) is type(model)
-    assert not mask_of(other).attached
-    same(other, model)
-    again = ADAM(other.parameters())
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    mrreg.attach(again, other)
-    for each, its in ((model, optimizer), (other, again)):
-        train(each, its, range(1, 5))
-    same(other, model)
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_every_pickle_protocol_will_do(protocol: int) -> None:
-    model = pickle.loads(pickle.dumps(thin_net(), protocol))
-    assert type(model) is type(thin_net())
-
-
-def test_torch_load_needs_nothing_of_ours_to_be_allowed() -> None:
-    model, optimizer = attached()
-    train(model, optimizer, range(1))
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Tanh]):
-        other = torch.load(file, weights_only=True)
-    assert type(other) is type(model)
-    assert not mask_of(other).attached
-    same(other, model)
-    again = ADAM(other.parameters())
-    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    mrreg.attach(again, other)
-    for each, its in ((model, optimizer), (other, again)):
-        train(each, its, range(1, 5))
-    same(other, model)
-
-
 def test_unwrap_takes_everything_back() -> None:
     model, optimizer = attached()
     parameters = list(model.parameters())
@@ -147,19 +103,6 @@ def test_refuses_what_cannot_be_thin() -> None:
     assert type(patched) is nn.Sequential
 
 
-def test_warns_once_where_nothing_drives_it() -> None:
-    model = thin_net()
-    with pytest.warns(mrreg.NoEffectWarning, match="no optimizer drives"):
-        whole = model(batch(0))
-    torch.testing.assert_close(whole, net()(batch(0)))
-    model(batch(0))
-
-
-def test_a_slice_is_plain() -> None:
-    model, _ = attached()
-    assert torch.equal(model[3:4](torch.ones(2, 8).double()), model[3](torch.ones(2, 8).double()))
-
-
 # other layers, other numbers of units
 
 
@@ -179,27 +122,6 @@ def test_a_layer_that_no_longer_fits_is_reported() -> None:
         RuntimeError, match=r"thin: the module was changed .*'0\.weight' has \(9, 6\).*'1\.weight' is gone"
     ):
         mrreg.attach(ADAM(model.parameters()), model)
-
-
-def test_a_layer_of_the_same_shape_takes_the_place_of_another() -> None:
-    model, _ = attached()
-    model[5] = nn.Linear(10, 3).double()
-    with pytest.raises(
-        RuntimeError, match=r"thin: a layer was replaced since the optimizer was attached. Build the optimi"
-    ):
-        model(batch(0))
-    model = thin_net()
-    model[5] = nn.Linear(10, 3).double()
-    optimizer = ADAM(model.parameters())
-    mrreg.attach(optimizer, model)
-    loss_of(model(batch(0))).backward()  # type: ignore[no-untyped-call]
-    assert model.get_parameter("5.weight").grad.eq(0).all(0).sum() == 5  # type: ignore[union-attr]
-
-
-def test_errors_of_the_forward_itself_stay() -> None:
-    model, _ = attached()
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        model(batch(0)[:, :5])
 
 
 def fewer() -> nn.Sequential:
@@ -229,17 +151,6 @@ def test_a_checkpoint_with_other_numbers_of_kept_units_is_refused() -> None:
 
 
 # masked forwards
-
-
-def test_evaluation_is_plain_in_every_phase() -> None:
-    model, optimizer = attached()
-    for t in range(4):
-        plain = net()
-        plain.load_state_dict(model.state_dict())
-        model.eval()
-        assert torch.equal(model(batch(9)), plain.eval()(batch(9)))
-        model.train()
-        train(model, optimizer, range(t, t + 1))
 
 
 def test_absent_nan_is_never_read_and_gets_no_gradient() -> None:
@@ -278,7 +189,7 @@ def watched() -> tuple[Watched, Optimizer]:
 def test_others_see_whole_tensors_during_a_masked_forward() -> None:
     model, _ = watched()
     shapes = {name: value.shape for name, value in net().state_dict().items()}
-    plain, seen = net().eval(), []
+    plain, seen, before = net().eval(), [], model[0].weight.detach().clone()
 
     def elsewhere() -> None:
         seen.append(model[0].weight.shape == (8, 6) and model[1].running_mean.shape == (8,))
@@ -291,9 +202,10 @@ def test_others_see_whole_tensors_during_a_masked_forward() -> None:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-        model.inside = lambda: None
         plain.load_state_dict(model.state_dict())
-        assert torch.equal(model.eval()(batch(1)), plain(batch(1)))
+        assert torch.equal(plain[0].weight, before)
+        with pytest.raises(RuntimeError, match="inside its own masked forward the module is called in evaluation mode"):
+            model.eval()(batch(1))
         model.train()
         assert model[0].weight.shape == (4, 6)
         assert model[3].out_features == 5
@@ -351,33 +263,6 @@ def test_forwards_of_two_threads_take_turns() -> None:
     assert all(torch.equal(found[t], expected[t]) for t in range(8))
 
 
-class Checkpointed(nn.Sequential):
-    """Recomputes its last layers."""
-
-    reentrant = False
-
-    def forward(self, x: Tensor) -> Any:
-        first, *rest = self
-        return checkpoint(lambda x: nn.Sequential(*rest)(x), first(x), use_reentrant=self.reentrant)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_inside_and_around_is_right(reentrant: bool) -> None:
-    model, _ = attached()
-    features = batch(0).requires_grad_()
-    loss_of(model(features)).backward()  # type: ignore[no-untyped-call]
-    expected = [p.grad for p in model.parameters()]
-    model.zero_grad()
-    loss_of(checkpoint(model, features, use_reentrant=reentrant)).backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
-    inner = install(Checkpointed(*net()), GROUPS, k=3)
-    inner.reentrant = reentrant
-    optimizer = SGD(inner.parameters(), lr=0.1)
-    mrreg.attach(optimizer, inner)
-    loss_of(inner(features)).backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close([p.grad for p in inner.parameters()], expected)
-
-
 class Optional(nn.Module):
     """Reads its hidden units in two ways, of which the second is not searched."""
 
@@ -405,34 +290,15 @@ def test_the_error_of_an_untried_path_says_that_units_are_absent(way: str, named
     model.eval()(torch.randn(4, 6), way)
 
 
-def test_compiles_to_two_graphs_and_none_later() -> None:
-    from torch._dynamo.testing import CompileCounter
-
-    torch.compiler.reset()
-    counter = CompileCounter()
-    model, optimizer = attached()
-    other, its = attached()
-    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
-    graphs = []
-    for t in range(7):
-        for forward, each in ((compiled, optimizer), (other, its)):
-            each.zero_grad()
-            loss_of(forward(batch(t))).backward()  # type: ignore[no-untyped-call]
-            each.step()
-        same(model, other)
-        graphs.append(counter.frame_count)
-    assert graphs == [1, 1, 2, 2, 2, 2, 2]
-
-
 # steps
 
 
 @pytest.mark.parametrize("make", MAKES)
-@pytest.mark.parametrize(("boost", "rescale", "closure"), [(3, True, False), (1, False, True), (2.5, True, True)])
+@pytest.mark.parametrize(("boost", "rescale", "closure"), [(3, True, False), (2.5, False, True)])
 def test_equals_the_literal_loop(make: str, boost: float, rescale: bool, closure: bool) -> None:
     model, optimizer = attached(MAKES[make], boost=boost, rescale=rescale)
     literal = LiteralTraining(net(), GROUPS, MAKES[make], 3, boost, rescale)
-    for t in range(8):
+    for t in range(5):
 
         def evaluate(t: int = t) -> Tensor:
             optimizer.zero_grad()
@@ -488,65 +354,6 @@ def test_gradients_changed_before_the_step_count(late: bool) -> None:
         same(model, literal.model)
 
 
-class Failing(SGD):
-    """Fails in the middle of its next step, if it is told to."""
-
-    fails = False
-
-    def step(self, closure: Any = None) -> Any:
-        if self.fails:
-            self.fails = False
-            self.param_groups[0]["params"][0].data.add_(1)
-            raise KeyboardInterrupt
-        return super().step(closure)
-
-
-def test_a_step_that_fails_changes_nothing() -> None:
-    model = thin_net()
-    optimizer = Failing(model.parameters(), lr=0.1, momentum=0.9)
-    mrreg.attach(optimizer, model)
-    other, its = attached(partial(SGD, lr=0.1, momentum=0.9))
-    loss_of(model(batch(5))).backward()  # type: ignore[no-untyped-call]
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer.fails = True
-    with pytest.raises(KeyboardInterrupt):
-        optimizer.step()
-    assert optimizer.state_dict()["state"] == {}
-    for name, p in model.named_parameters():
-        if name != "5.bias":
-            assert torch.equal(p, before[name])
-    other.load_state_dict(model.state_dict())
-    for each, step in ((model, optimizer), (other, its)):
-        train(each, step, range(4))
-    same(model, other, rtol=0, atol=0)
-    assert [p.shape for p in optimizer.param_groups[0]["params"]] == [p.shape for p in model.parameters()]
-
-
-SAVED: dict[int, Any] = {}
-
-
-class Saving(AdamW):
-    """Saves itself in the middle of its step."""
-
-    def step(self, closure: Any = None) -> Any:
-        SAVED[id(self)] = copy.deepcopy(self.state_dict())
-        return super().step(closure)
-
-
-def test_state_saved_in_the_middle_of_a_step_is_that_before_it() -> None:
-    model = thin_net()
-    optimizer = Saving(model.parameters(), lr=0.1, eps=0.01)
-    mrreg.attach(optimizer, model)
-    other, its = attached(partial(AdamW, lr=0.1, eps=0.01))
-    for t in range(5):
-        before = copy.deepcopy(optimizer.state_dict())
-        train(model, optimizer, range(t, t + 1))
-        train(other, its, range(t, t + 1))
-        assert SAVED[id(optimizer)]["param_groups"] == before["param_groups"]
-        torch.testing.assert_close(SAVED[id(optimizer)]["state"], before["state"], rtol=0, atol=0)
-    same(model, other, rtol=0, atol=0)
-
-
 def test_a_thin_part_of_a_model_and_a_mask_beside_it() -> None:
     torch.manual_seed(0)
     head = mrreg.MultirateMask(nn.Linear(3, 3).double(), p=0.5, k=3)
@@ -563,59 +370,3 @@ def test_a_thin_part_of_a_model_and_a_mask_beside_it() -> None:
                 after = _bits(model[0], optimizer, cycle)
                 assert all(torch.equal(after[key], value) for key, value in before[0].items())
     assert not mask_of(model[0]).masking
-
-
-def test_a_frozen_parameter_is_left_out_of_the_forward_alone() -> None:
-    model = thin_net()
-    weight = model.get_parameter("0.weight").requires_grad_(False)
-    optimizer = ADAM(p for p in model.parameters() if p.requires_grad)
-    mrreg.attach(optimizer, model)
-    before = weight.clone()
-    train(model, optimizer, range(4))
-    assert torch.equal(weight, before)
-
-
-def test_other_optimizers_of_a_tied_parameter_are_refused() -> None:
-    model = thin_net()
-    outer = nn.ModuleDict({"thin": model, "tied": nn.Linear(6, 8).double()})
-    outer["tied"].weight = model[0].weight
-    with pytest.raises(ValueError, match=r"used inside its mask only, got 'tied to tied\.weight'"):
-        mrreg.attach(ADAM(outer.parameters()), outer)
-
-
-def test_a_thin_model_whose_parts_alone_are_called_says_so_once() -> None:
-    """As a LightningModule does that is made thin itself and calls `self.net` in its training step."""
-    outer = nn.Sequential(nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)))
-    outer, _ = mrreg.thin(outer, p=0.5, k=3, example_inputs=torch.randn(2, 6))
-    optimizer = torch.optim.SGD(outer.parameters(), lr=0.1)
-    mrreg.attach(optimizer, outer)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = outer[0](torch.randn(4, 6)).square().mean()
-        torch.autograd.backward(loss)
-        return loss
-
-    with pytest.warns(mrreg.NoEffectWarning, match="its forward has not run"):
-        optimizer.step(closure)
-    optimizer.step(closure)
-
-
-def test_another_optimizer_that_moves_a_thin_model_is_reported_once() -> None:
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-    model, _ = mrreg.thin(model, p=0.5, k=3, example_inputs=torch.randn(2, 6))
-    attached = torch.optim.AdamW(model.parameters(), lr=0.1)
-    handle = mrreg.attach(attached, model)
-    other = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-        torch.autograd.backward(model(torch.randn(4, 6)).square().mean())
-        optimizer.step()
-
-    train(attached)
-    train(other)
-    with pytest.warns(mrreg.NoEffectWarning, match="no step of the attached optimizer was seen"):
-        train(other)
-    train(other)
-    handle.remove()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import mrreg
-from mrreg.masks import timing
+from mrreg.masks import clock as timing
 
 JOINT = 3.0
 
@@ -99,16 +99,6 @@ def test_masked_steps_that_are_not_faster_are_told_once(clock: Clock) -> None:
         loop.run(1, masked=JOINT)
     assert [each.filename for each in told] == [__file__]
     loop.run(100, masked=2 * JOINT)
-
-
-def test_a_warning_that_is_an_error_leaves_the_clock_right(clock: Clock) -> None:
-    loop = Loop(clock, thin())
-    with pytest.raises(mrreg.NoEffectWarning):
-        loop.run(100, masked=JOINT)
-    assert loop.optimizer.param_groups[0]["mask_clock"] == 62
-
-
-def test_faster_steps_are_not_warned_of(clock: Clock) -> None:
     Loop(clock, thin()).run(100, masked=0.9 * JOINT)
 
 

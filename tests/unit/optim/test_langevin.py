@@ -1,14 +1,9 @@
 """`LangevinSGD`: torch.optim.SGD plus noise of its own; what it saves, and what it refuses."""
 
-import copy
-import io
 import math
-import pickle
 import re
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,45 +124,6 @@ def test_global_random_state_is_neither_read_nor_moved() -> None:
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(1234)
     assert torch.equal(first, noise(3))
-
-
-def by_file(optimizer: LangevinSGD) -> LangevinSGD:
-    file = io.BytesIO()
-    torch.save(
-        {"params": [p.detach() for g in optimizer.param_groups for p in g["params"]], "o": optimizer.state_dict()}, file
-    )
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    params, other = new(seed=3, lr=9.0, temperature=0)
-    with torch.no_grad():
-        for p, q in zip(params, saved["params"], strict=True):
-            p.copy_(q)
-    other.load_state_dict(saved["o"])
-    return other
-
-
-@pytest.mark.parametrize(
-    ("again", "done"), [(copy.deepcopy, 1), (lambda o: pickle.loads(pickle.dumps(o)), 3), (by_file, 0), (by_file, 3)]
-)
-def test_a_copy_goes_on_with_the_same_noise(again: Callable[[LangevinSGD], LangevinSGD], done: int) -> None:
-    params, optimizer = new(seed=np.int64(7), temperature=np.float32(0.5))  # type: ignore[arg-type, unused-ignore]
-    train(optimizer, done)
-    other = again(optimizer)
-    train(optimizer, 4, done)
-    train(other, 4, done)
-    copies = [p for group in other.param_groups for p in group["params"]]
-    assert all(torch.equal(p, q) and p is not q for p, q in zip(params, copies, strict=True))
-
-
-def test_without_step_size_nothing_moves_and_no_noise_is_drawn() -> None:
-    params, optimizer = new(lr=0.0)
-    before = [p.detach().clone() for p in params]
-    for p in params:
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
-    assert all(not optimizer.state[p]["momentum_buffer"].any() for p in params)
-    assert optimizer.param_groups[0]["noise_steps"] == 0
 
 
 def test_a_tensor_lr_and_a_changed_lr_count() -> None:

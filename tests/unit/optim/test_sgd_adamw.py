@@ -57,15 +57,6 @@ def test_split_marks_slow_groups_and_k_fills_them_in() -> None:
     assert periods(mrreg.MultirateSGD(mrreg.biases(net), lr=0.1, k=2, model=net)) == [(1, 2), (2, 2)]
 
 
-def test_split_serves_any_base() -> None:
-    net = network()
-    slow_too = mrreg.split(net, slow={"trunk": 3})
-    optimizer = mrreg.Multirate([(torch.optim.RMSprop(slow_too, lr=0.1), None)], model=net)
-    assert optimizer.due == (True, True)
-    train(net, optimizer, range(1))
-    assert optimizer.due == (True, False)
-
-
 def rates(optimizer: mrreg.Multirate) -> list[str]:
     """The step sizes that the text of an optimizer shows."""
     return re.findall(r", lr ([\d.]+(?: per gradient)?),", repr(optimizer))
