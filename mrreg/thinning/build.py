@@ -14,7 +14,7 @@ from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import check_materialized, check_torch_layers, owner, within
 from mrreg.thinning.admission import Admission, admit
-from mrreg.thinning.blocks import BLOCKS, Switched, admit_blocks, chosen_blocks, find_blocks, named_by
+from mrreg.thinning.blocks import BLOCKS, Switched, chosen_blocks, find_blocks, named_by
 from mrreg.thinning.counts import KINDS, Shares, with_counts
 from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
@@ -177,15 +177,16 @@ def search(model: nn.Module, k: int, example_inputs: Any, choose: Choose, chosen
         watch, singles = Watch(), SingleElements()
         with frozen(twin), state_kept(twin):
             forward(twin, read_inputs(example_inputs), paths[0], watch, watch.tracker, singles)
-        blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen) if chosen else ([], {})
+        blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, paths[0]) if chosen else ([], {})
         groups, inputs = choose([*groups, *blocks], refusals), read_inputs(example_inputs)
         dropped = [group for group in groups if group.kept < group.units and not group.blocks]
         LOG.info("%s: trying %d of %d groups", WHERE, len(dropped), len(groups))
         admission = admit(twin, inputs, dropped, paths)
         changed = {(each.module, each.attribute): each for each in chain(*admission.overrides.values())}
-        blocks = [group for group in blocks if group.kept < group.units]
         LOG.info("%s: counting FLOPs", WHERE)
-        flops, unchanged = _counted(model, twin, inputs, admission, blocks)
+        flops, unchanged = _counted(
+            model, twin, inputs, admission, [g for g in groups if g.blocks and g.kept < g.units]
+        )
     _warn_of_example(paths, singles.found)
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
@@ -196,19 +197,16 @@ def search(model: nn.Module, k: int, example_inputs: Any, choose: Choose, chosen
 def _counted(
     model: nn.Module, twin: nn.Module, inputs: Inputs, admission: Admission, blocks: Sequence[UnitGroup]
 ) -> tuple[tuple[int, int], dict[str, float]]:
-    """Try blocks along with units, and count FLOPs of a masked and of a plain step, and the shares of whole modules."""
+    """Add blocks to what is admitted, and count FLOPs of a masked and of a plain step, and shares of whole modules."""
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
     set_mode(twin, admission.paths[0])
     plain, whole = step_flops(twin, inputs)
-    units = list(admission.groups)
-    overrides = chain(*admission.overrides.values())
+    units, overrides = list(admission.groups), chain(*admission.overrides.values())
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
-        for group in blocks:
-            admit_blocks(twin, inputs, admission, group)
-        set_mode(twin, admission.paths[0])
         masked, small = step_flops(twin, inputs)
-        for group in admission.groups[len(units) :]:
+        for group in blocks:
+            admission.groups.append(group)
             with switched(twin, group.blocks, Switched(frozenset(range(group.units)))):
                 rest, small = step_flops(twin, inputs)
             masked = rest + round((masked - rest) * group.kept / group.units)

@@ -2,16 +2,32 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 
 Key = tuple[str, str]  # path of a module with other numbers of layers, attribute
+NUMBER = re.compile(r"\d+")
 MOST = 3  # keys of attributes that one group may need to change
 TRIES = 40  # choices of keys that are tried for one group, those of fewer keys first
+
+
+class Attempt(NamedTuple):
+    """A group that is left out along with a change of attributes, or zeroed for a reason."""
+
+    group: UnitGroup
+    overrides: Sequence[AttributeOverride] = ()
+    reason: str = ""
+
+
+def zeroed(group: UnitGroup, reason: str) -> Attempt:
+    """Return the attempt to zero a group that cannot be left out."""
+    return Attempt(replace(group, zeroed=True), (), reason)
 
 
 class OverrideSearch:
@@ -19,31 +35,33 @@ class OverrideSearch:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.read = set[Key]()  # attributes that forwards read, by the path of the module
         self._served: list[tuple[Key, ...]] = []
-        self._failed: set[tuple[Key, ...]] = set()
+        self._failed: dict[object, str] = {}  # by what groups have in common that lie alike in all layers
 
-    def guess(self, group: UnitGroup) -> list[AttributeOverride]:
-        """Return the overrides that served the last group of this kind; before that, none."""
+    def guess(self, group: UnitGroup) -> Attempt:
+        """Return what served the last group of this kind."""
         candidates = self._candidates(group)
         choice = next((each for each in self._served if set(each) <= set(candidates)), ())
-        return [each for key in choice for each in candidates[key]]
+        return Attempt(group, [each for key in choice for each in candidates[key]])
 
-    def fewest(
-        self, group: UnitGroup, trial: Callable[[Sequence[AttributeOverride]], str]
-    ) -> tuple[list[AttributeOverride], str]:
-        """Return the overrides with which the trial finds no fault, or the fault that it finds without any."""
-        reason = trial([])
+    def doubts(self, group: UnitGroup) -> bool:
+        """Tell if a group like this one has failed."""
+        return _alike(group) in self._failed
+
+    def fewest(self, group: UnitGroup, fault: Callable[[Attempt], str]) -> Attempt:
+        """Return the attempt with the fewest overrides that has no fault, or to zero with that without any."""
+        reason = fault(Attempt(group))
+        candidates = self._candidates(group) if reason and self._failed.get(_alike(group)) != reason else {}
+        for choice in islice(self._choices(tuple(candidates)), TRIES):
+            attempt = Attempt(group, [each for key in choice for each in candidates[key]])
+            if not fault(attempt):
+                self._served.insert(0, choice)
+                return attempt
         if not reason:
-            return [], ""
-        candidates = self._candidates(group)
-        keys = tuple(candidates)
-        for choice in islice(self._choices(keys), 0 if keys in self._failed else TRIES):
-            overrides = [each for key in choice for each in candidates[key]]
-            if not trial(overrides):
-                self._served = [choice, *(each for each in self._served if each != choice)]
-                return overrides, ""
-        self._failed.add(keys)
-        return [], reason
+            return Attempt(group)
+        self._failed[_alike(group)] = reason
+        return zeroed(group, reason)
 
     def _choices(self, keys: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
         yield from (choice for choice in self._served if set(choice) <= set(keys))
@@ -65,18 +83,40 @@ class OverrideSearch:
         for path in paths:
             relative = _relative(path, first)
             for name, value in vars(self.model.get_submodule(path)).items():
-                small = None if name.startswith("_") else _smaller(value, group, widths)
+                small = _smaller(value, group, widths) if (path, name) in self.read else None
                 if small is not None:
                     override = AttributeOverride(path, name, small)
-                    everywhere.setdefault((re.sub(r"\d+", "#", path), name), []).append(override)
+                    everywhere.setdefault((NUMBER.sub("#", path), name), []).append(override)
                     somewhere.setdefault((relative, name), []).append(override)
         shared = list(everywhere.values())
         return everywhere | {key: found for key, found in somewhere.items() if found not in shared}
 
 
+@contextmanager
+def reads_noted(model: nn.Module) -> Iterator[set[Key]]:
+    """Note which attributes of modules are read inside a `with` block."""
+    found, plain = set[Key](), {path: (module, type(module)) for path, module in model.named_modules()}
+    for path, (module, kind) in plain.items():
+
+        def note(self: Any, name: str, path: str = path, kind: Any = kind) -> Any:
+            found.add((path, name))
+            return kind.__getattribute__(self, name)
+
+        module.__class__ = type(kind)(kind.__name__, (kind,), {"__getattribute__": note})
+    try:
+        yield found
+    finally:
+        for module, kind in plain.values():
+            module.__class__ = kind
+
+
+def _alike(group: UnitGroup) -> object:
+    return tuple((NUMBER.sub("#", slot.name), slot.dim) for slot in group.slots)
+
+
 def _relative(path: str, first: Sequence[int]) -> str:
     numbers = iter(first)
-    return re.sub(r"\d+", lambda found: f"{int(found[0]) - next(numbers, 0):+}", path)
+    return NUMBER.sub(lambda found: f"{int(found[0]) - next(numbers, 0):+}", path)
 
 
 def _smaller(value: Any, group: UnitGroup, widths: set[int]) -> Any:

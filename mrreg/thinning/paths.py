@@ -120,8 +120,7 @@ def find_paths(twin: nn.Module, inputs: Inputs) -> list[Path]:
     others = [
         plain._replace(name=" with random numbers near 0", largest=False),
         plain._replace(name=" with random numbers near 1", largest=True),
-        plain._replace(name=" with example_inputs times -10", factor=-10.0),
-        plain._replace(name=" with example_inputs plus 10", shift=10.0),
+        plain._replace(name=" with example_inputs times -10, plus 10", factor=-10.0, shift=10.0),
         plain._replace(name=" with example_inputs times 0.01", factor=0.01),
     ]
     frozen = Path(" with layers in evaluation mode", layers=False)

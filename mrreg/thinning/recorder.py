@@ -58,7 +58,7 @@ WRITES = re.compile(r"\w*[a-z0-9]_|__(i[a-z]+|setitem)__")  # names of functions
 MODERATE = 3.0  # at which no activation is flat
 
 
-def record(twin: nn.Module, inputs: Inputs) -> Recording:
+def record(twin: nn.Module, inputs: Inputs, sums: list[tuple[Tensor, Tensor]] | None = None) -> Recording:
     """Run the copy once, with activations and values under which no channel is dead, and return its cut graph."""
     others = named_tensors(twin)
     for tensor in others.values():
@@ -66,7 +66,7 @@ def record(twin: nn.Module, inputs: Inputs) -> Recording:
     entering = floats_in(inputs)
     for tensor in entering:
         tensor.copy_(moderate(tensor)).requires_grad_(True)
-    mode = _Recorder(others, entering)
+    mode = _Recorder(others, entering, [] if sums is None else sums)
     try:
         with DoublePrecision(), mode:  # type: ignore[no-untyped-call]
             output = twin(*inputs.args, **inputs.kwargs)
@@ -87,10 +87,10 @@ def moderate(values: Tensor) -> Tensor:
 class _Recorder(TorchFunctionMode):
     """Notes and cuts mixing operations, and replaces functions under which a channel could be dead."""
 
-    def __init__(self, others: dict[str, Tensor], inputs: list[Tensor]) -> None:
+    def __init__(self, others: dict[str, Tensor], inputs: list[Tensor], sums: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__()
         self.ops: list[MixingOp] = []
-        self.sums: list[tuple[Tensor, Tensor]] = []
+        self.sums = sums
         self._others, self._inputs = others, inputs
         self._owners = {t.untyped_storage().data_ptr(): (name, t) for name, t in others.items() if t.numel()}
 

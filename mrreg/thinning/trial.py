@@ -12,15 +12,14 @@ from mrreg.masks.mask import NAME, Mask
 from mrreg.thinning.paths import Path, Ran, failure, run
 from mrreg.thinning.twin import WHERE, Inputs, named_tensors
 
-Written = list[tuple[Tensor, int, Tensor, Tensor]]  # tensor, dimension, positions, values before
+SUBSETS = 3  # of units that are tried
 
 
 def draws(group: UnitGroup, seed: int) -> list[Tensor]:
-    """Return subsets of kept units: a random one and its opposite, the first units and the last."""
+    """Return subsets of kept units: the first units, the last, and random ones."""
     order = torch.randperm(group.units, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     every = torch.arange(group.units, device="cpu")
-    halves = order[: group.kept], order[-group.kept :], every[: group.kept], every[-group.kept :]
-    return [kept.sort().values for kept in halves]
+    return [every[: group.kept], every[-group.kept :], order[: group.kept].sort().values]
 
 
 @contextmanager
@@ -42,18 +41,19 @@ def thinned(
 class Trial:
     """Runs a double copy with some of its groups thin, and the others with literal zeros in the columns that read them.
 
-    So the output is always that of zeros in all of them. Each path is paired with two opposite subsets. The random
-    weights of the copy serve as noise in absent units too.
+    So the output is always that of zeros in all of them. The plain path is tried with all subsets, others with one. The
+    random weights of the copy serve as noise in absent units too.
     """
 
     def __init__(self, twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup], paths: Sequence[Path]) -> None:
         self.twin, self.inputs, self.groups, self.paths = twin, inputs, groups, paths
         self.tensors = named_tensors(twin)
         drawn = [draws(group, seed) for seed, group in enumerate(groups)]
-        self.kept = [{group.name: each[i] for group, each in zip(groups, drawn, strict=True)} for i in range(4)]
-        self.cases = [(i, list(paths[i // 2 :: 2] or paths)) for i in range(4)] if groups else [(0, list(paths))]
-        self._zeroed: dict[str, Written] = {}
-        self._draw = 0
+        self.kept = [{group.name: each[i] for group, each in zip(groups, drawn, strict=True)} for i in range(SUBSETS)]
+        plain, *others = paths
+        self.cases = [(i, [plain, *others[i::SUBSETS]]) for i in range(SUBSETS)] if groups else [(0, list(paths))]
+        self.weights = {slot.name: self.tensors[slot.name].detach().clone() for each in groups for slot in each.slots}
+        self._zeroed: tuple[int, list[str]] = 0, []
         self.expect()
 
     def expect(self) -> None:
@@ -70,50 +70,49 @@ class Trial:
         for draw, paths in self.cases:
             self._zero(draw, [group for group in self.groups if group.name not in names])
             with thinned(self.twin, groups, overrides, self.kept[draw]) if groups else nullcontext():
-                for path in paths:
-                    if found := self._difference(draw, path, slots):
-                        return found
+                if found := next(filter(None, (self._difference(draw, path, slots) for path in paths)), ""):
+                    return found
         return ""
 
     def noise(self, groups: Sequence[UnitGroup]) -> str:
         """Put noise where absent units of groups are made, and describe the change of the output."""
-        for draw, paths in self.cases:
+        for path in self.paths:
+            draw = next(draw for draw, paths in self.cases if path in paths)
             self._zero(draw, self.groups)
-            written = [each for group in groups for each in self._write(group, ("producer", "member"), noise=True)]
-            found = next(filter(None, (self._difference(draw, path, set()) for path in paths)), "")
-            _restore(written)
+            for group in groups:
+                self._write(group, draw, ("producer", "member"), noise=True)
+            found = self._difference(draw, path, set())
+            self.whole()
             if found:
                 return f"units that nothing should read have an effect: {found}"
         return ""
 
+    @torch.no_grad()
     def whole(self) -> None:
-        """Give the copy its columns back."""
-        self._zero(0, [])
+        """Give the copy its weights back."""
+        self._zeroed = 0, []
+        for name, value in self.weights.items():
+            self.tensors[name].copy_(value)
 
     def _zero(self, draw: int, groups: Sequence[UnitGroup]) -> None:
         """Have zeros in the columns that read absent units of these groups, and of no others."""
-        if draw != self._draw or self._zeroed.keys() - {group.name for group in groups}:
-            while self._zeroed:  # the last first, since rows and columns of one weight overlap
-                _restore(self._zeroed.popitem()[1])
-        self._draw = draw
-        for group in groups:
-            if group.name not in self._zeroed:
-                self._zeroed[group.name] = self._write(group, ("consumer",), noise=False)
+        names = [group.name for group in groups]
+        if self._zeroed != (draw, names):
+            self.whole()
+            self._zeroed = draw, names
+            for group in groups:
+                self._write(group, draw, ("consumer",), noise=False)
 
     @torch.no_grad()
-    def _write(self, group: UnitGroup, roles: tuple[str, ...], noise: bool) -> Written:
-        written = []
-        kept = self.kept[self._draw][group.name]
-        gone = torch.ones(group.units, dtype=torch.bool, device="cpu").index_fill_(0, kept, False)
+    def _write(self, group: UnitGroup, draw: int, roles: tuple[str, ...], noise: bool) -> None:
+        gone = torch.ones(group.units, dtype=torch.bool, device="cpu")
+        gone[self.kept[draw][group.name]] = False
         for slot in group.slots:
             if slot.role in roles:
                 tensor = self.tensors[slot.name]
                 absent = slot.indices[gone].flatten().to(tensor.device)
-                before = tensor.index_select(slot.dim, absent)
-                written.append((tensor, slot.dim, absent, before))
-                values = torch.randn_like(before).abs() if noise else torch.zeros_like(before)
-                tensor.index_copy_(slot.dim, absent, values)
-        return written
+                values = tensor.index_select(slot.dim, absent)
+                tensor.index_copy_(slot.dim, absent, torch.randn_like(values).abs() if noise else 0 * values)
 
     def _difference(self, draw: int, path: Path, slots: set[str]) -> str:
         expected = self.expected[draw, path]
@@ -124,12 +123,6 @@ class Trial:
         except Exception as error:
             fault = failure(error)
         return fault and f"{fault}{path.name}"
-
-
-@torch.no_grad()
-def _restore(written: Written) -> None:
-    for tensor, dim, absent, before in reversed(written):
-        tensor.index_copy_(dim, absent, before)
 
 
 def tolerance() -> float:

@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import CellType, FunctionType
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
@@ -20,10 +21,10 @@ from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.attention import attend
 from mrreg.masks.checkpoints import plain_checkpoints
 from mrreg.module_utils import tensors_in
-from mrreg.thinning.copying import HOOKS, copy_hooks
 
 WHERE = "thin"
 LOG = logging.getLogger("mrreg")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 RANDOM_OPERATION = re.compile(r".*(bernoulli|uniform|rand(?!n)).*")  # normal noise drops nothing
 BELOW_ONE = 1 - 2.0**-8  # the largest number below 1 of the least precise type
@@ -97,14 +98,29 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
         memo |= {id(getattr(module, name)): OrderedDict() for name in HOOKS}
     try:
         twin: nn.Module = deep_copy(model, memo)
+        for module in model.modules():
+            for name in HOOKS[:2]:
+                getattr(memo[id(module)], name).update(
+                    {key: _copied_hook(hook, memo) for key, hook in getattr(module, name).items()}
+                )
     except Exception as error:
-        problem = f"the model cannot be copied ({type(error).__name__}: {error})"
-        raise invalid_state(WHERE, problem, "Call it before the model is wrapped or compiled.") from error
-    copy_hooks(WHERE, model, memo)
+        problem = f"the model cannot be copied with its hooks ({type(error).__name__}: {error})"
+        remedy = (
+            "Call it before the model is wrapped or compiled, and before hooks are registered that hold such objects."
+        )
+        raise invalid_state(WHERE, problem, remedy) from error
     for module in twin.eval().modules():
         if type(module) is nn.MultiheadAttention:
             module.__class__ = _Attention
     return twin
+
+
+def _copied_hook(hook: Any, memo: dict[int, Any]) -> Any:
+    """Copy a hook along with what its object, its arguments and its closure refer to; globals stay as they are."""
+    if not isinstance(hook, FunctionType) or not hook.__closure__:
+        return deep_copy(hook, memo)
+    cells = tuple(CellType(deep_copy(cell.cell_contents, memo)) for cell in hook.__closure__)
+    return FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, cells)
 
 
 def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
@@ -138,6 +154,10 @@ def randomize(twin: nn.Module) -> None:
 
 class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets no operation go below default precision: norms and softmax in float32 would hide small differences."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # it would double the time of a trial, and nothing compiles there
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

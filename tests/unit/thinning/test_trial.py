@@ -9,7 +9,7 @@ from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.grouping import find
 from mrreg.thinning.paths import find_paths
-from mrreg.thinning.trial import draws, thinned
+from mrreg.thinning.trial import thinned
 from mrreg.thinning.twin import double_copy, probing, randomize, read_inputs
 
 
@@ -131,7 +131,7 @@ def test_groups_that_do_not_go_together_are_taken_in_order() -> None:
     model = Rivals()
     result = attempt(model, half(model))
     assert [(group.name, group.zeroed) for group in result.groups] == [("one", False), ("two", True)]
-    assert result.reasons["two"].startswith("not along with the others: test_trial.py:")
+    assert result.reasons["two"].startswith("test_trial.py:")
     assert result.reasons["two"].endswith(
         ' fails, `raise ValueError("one of us is too many")` (ValueError: one of us is too many)'
     )
@@ -156,15 +156,6 @@ def test_indices_are_those_of_the_units_that_stay() -> None:
     assert type(twin) is nn.Sequential
 
 
-@pytest.mark.parametrize(("units", "kept"), [(2, 1), (7, 3), (8, 4), (9, 6)])
-def test_subsets_are_opposite_and_lack_the_first_and_the_last_units(units: int, kept: int) -> None:
-    one, other, first, last = (set(each.tolist()) for each in draws(UnitGroup("", "hidden", units, kept, ()), 3))
-    for each, opposite in ((one, other), (first, last)):
-        assert len(each) == len(opposite) == kept
-        assert len(each & opposite) == max(2 * kept - units, 0)
-    assert (0 in last, units - 1 in first) == (False, False)
-
-
 class Numbered(Sized):
     """Scales units by their number among those that are there, so that some subsets agree by luck."""
 
@@ -180,11 +171,7 @@ class Numbered(Sized):
 @pytest.mark.parametrize("scales", [[1.0] * 7 + [2.0], [2.0] + [1.0] * 7, [1.0] * 4 + [2.0] * 4])
 def test_units_that_depend_on_their_number_are_not_left_out(scales: list[float]) -> None:
     model = Numbered(scales)
-    for seed in range(5):
-        twin = double_copy(model)
-        groups = [replace(group, name=f"{group.name}{seed}") for group in half(model)]
-        with probing(twin):
-            assert tried(twin, groups).groups[0].zeroed
+    assert attempt(model, half(model)).groups[0].zeroed
 
 
 class Listed(Sized):
