@@ -5,22 +5,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
 from mrreg.convert.wrap import check_model
 from mrreg.errors import check, check_int, warn
-from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.groups import UnitGroup
 from mrreg.masks.install import install
-from mrreg.module_utils import has_stock_forward, join, within
-from mrreg.thinning.blocks import residual_blocks
+from mrreg.module_utils import has_stock_forward, join
 from mrreg.thinning.build import search
 from mrreg.thinning.counts import kept
-from mrreg.thinning.paths import Watch, find_paths, forward
+from mrreg.thinning.paths import Path, Watch, copied, forward
 from mrreg.thinning.report import ThinReport
-from mrreg.thinning.twin import Inputs, double_copy, frozen, probing, read_inputs, state_kept
+from mrreg.thinning.twin import Inputs, frozen, read_inputs, state_kept
 
 WHERE = "swap_dropout"
 DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
@@ -54,9 +51,9 @@ class Swap:
 class Report(dict[str, Swap]):
     """Outcomes for all sources of dropout by their paths in the model; printed, one line each."""
 
-    def __init__(self, swaps: Mapping[str, Swap], thin: ThinReport | None = None, obstacle: str = "") -> None:
+    def __init__(self, swaps: Mapping[str, Swap], thin: ThinReport | None = None) -> None:
         super().__init__(swaps)
-        self.thin, self.obstacle = thin, obstacle  # the groups that stand for some, and what kept others from it
+        self.thin = thin  # the groups that stand for some
 
     def __str__(self) -> str:
         width = max(map(len, self), default=0)
@@ -65,7 +62,6 @@ class Report(dict[str, Swap]):
         lines += [f"  {path:<{width}}  {swap}" for path, swap in self.items()]
         lines += [HELD] if replaced else []
         lines += [self.thin.summary()] if self.thin else []
-        lines += [f"Units were not looked for: {self.obstacle}"] if self.obstacle else []
         return "\n".join(lines)
 
 
@@ -116,20 +112,14 @@ def swap_dropout(
     k = check_int(WHERE, "k", k)
     check(isinstance(rescale, bool | None), WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
-    read_inputs(example_inputs)
-    sites, chosen, swaps, thin, obstacle = dict(_sites(model)), dict[str, list[Option]](), dict[str, Swap](), None, ""
-    twin = double_copy(model)
-    try:
-        with probing(twin):
-            find_choices(model, twin, example_inputs, {path: each for path, each in sites.items() if not each.reason})
-            swaps = _in_functions(twin, read_inputs(example_inputs))
-            swaps |= _drop_paths(twin, read_inputs(example_inputs))
-        chosen, thin = _search(model, k, example_inputs, sites)
-    except Exception as error:
-        _run_plainly(model, example_inputs)
-        obstacle = f"{type(error).__name__}: {error}"
-    swaps = {path: _outcome(site, chosen.get(path), obstacle) for path, site in sites.items()} | swaps
-    report = Report(swaps, thin, obstacle)
+    sites = dict(_sites(model))
+    with copied(model, example_inputs, WHERE) as (twin, paths):
+        find_choices(
+            model, twin, example_inputs, paths, {path: each for path, each in sites.items() if not each.reason}
+        )
+        others = dict(_elsewhere(twin, read_inputs(example_inputs), paths[0]))
+    chosen, thin = _search(model, k, example_inputs, sites)
+    report = Report({path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | others, thin)
     if thin is None:
         warn(f"{WHERE}: no mask was put anywhere: {report}")
         return model, report
@@ -197,9 +187,9 @@ def _assigned(sites: Mapping[str, Site], refused: set[str]) -> dict[str, list[Op
     return chosen
 
 
-def _outcome(site: Site, options: list[Option] | None, obstacle: str) -> Swap:
+def _outcome(site: Site, options: list[Option] | None) -> Swap:
     if options is None:
-        return Swap(site.what, {}, site.reason or obstacle or TAKEN)
+        return Swap(site.what, {}, site.reason or TAKEN)
     masks: dict[str, str] = {}
     for each in options:
         names = [slot.name for slot in each.group.slots] if each.group.keeps_shape else [f"{each.group.name}."]
@@ -207,34 +197,19 @@ def _outcome(site: Site, options: list[Option] | None, obstacle: str) -> Swap:
     return Swap(site.what, masks, options[0].reason)
 
 
-def _drop_paths(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
-    """Return what becomes of modules that drop a residual branch at random: how `thin` has blocks off instead."""
-    named = [(path, vars(module)) for path, module in twin.named_modules() if DROP_PATH.search(type(module).__name__)]
-    found = {path: p for path, own in named if (p := own.get("drop_prob", own.get("p")))}
-    blocks, swaps = residual_blocks(twin, inputs) if found else [], {}
-    for path, p in found.items():
-        name = next((block for block in blocks if within(block, path)), "the block around it")
-        call = f'mrreg.thin(model, p={{"blocks": {{"{name}": {p:g}}}}}, ...)'
-        swaps[path] = Swap(f"DropPath(p={p:g})", {}, f"it drops a whole branch; {call} has the block off for a cycle")
-    return swaps
-
-
-def _in_functions(twin: nn.Module, inputs: Inputs) -> dict[str, Swap]:
-    """Return the dropout in functions that a training forward calls."""
-    watch, modules, swaps = Watch(), dict(twin.named_modules()), {}
+def _elsewhere(twin: nn.Module, inputs: Inputs, path: Path) -> Iterator[tuple[str, Swap]]:
+    """Yield what drops whole branches, for which `thin` has blocks, and the dropout in functions that are called."""
+    for name, module in twin.named_modules():
+        p = vars(module).get("drop_prob", vars(module).get("p"))
+        if p and DROP_PATH.search(type(module).__name__):
+            call = f'mrreg.thin(model, p={{"blocks": {{"{name.rpartition(".")[0]}": {p:g}}}}}, ...)'
+            why = f"it drops a whole branch; {call} has the block around it off for a cycle"
+            yield name, Swap(f"DropPath(p={p:g})", {}, why)
+    watch, modules = Watch(), dict(twin.named_modules())
     with frozen(twin), state_kept(twin):
-        forward(twin, inputs, find_paths(twin, inputs)[0], watch, watch.tracker)
-    for (path, name), p in watch.found.items():
-        if not isinstance(modules.get(path), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+        forward(twin, inputs, path, watch, watch.tracker)
+    for (name, function), p in watch.found.items():
+        if not isinstance(modules.get(name), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
             why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
-            why = ATTENTION if name == "scaled_dot_product_attention" else why
-            swaps[f"{path}: {name}()".removeprefix(": ")] = Swap(f"{name}() with p={p:g}", {}, why)
-    return swaps
-
-
-def _run_plainly(model: nn.Module, example_inputs: Any) -> None:
-    """Raise if a copy of the model cannot run on the inputs either."""
-    args, kwargs = ((), example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, {})
-    args = args if isinstance(args, tuple | list) else (args,)
-    with random_state_kept(model), torch.no_grad():
-        deep_copy(model).eval()(*deep_copy(args), **deep_copy(kwargs))
+            why = ATTENTION if function == "scaled_dot_product_attention" else why
+            yield f"{name}: {function}()".removeprefix(": "), Swap(f"{function}() with p={p:g}", {}, why)

@@ -18,19 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.masks.groups import Kind, Slot, UnitGroup
-from mrreg.masks.layers import Structure, find_targets
 from mrreg.thinning.build import unfit
 from mrreg.thinning.counts import kept
 from mrreg.thinning.grouping import Finder
 from mrreg.thinning.influence import Influence
-from mrreg.thinning.paths import find_paths
+from mrreg.thinning.paths import Path
 from mrreg.thinning.recorder import Channels, Recording, record
 from mrreg.thinning.trial import Trial
 from mrreg.thinning.twin import randomize, read_inputs
 
 COMBINATIONS = 8  # of groups for the calls of one dropout, at most
 ATTENTION = "it acts on attention probabilities, which have no weight"
-NOBODY = "no layer reads or makes its units alone"
+UNCALLED = "the forward on example_inputs does not call it"
+NOBODY = (
+    "no layer reads or makes its units alone; a layer beside it can be masked by hand, before this: "
+    'mrreg.mask(model, {layer: p}, structure="input"), or "output"'
+)
 
 
 class Drops(NamedTuple):
@@ -68,7 +71,9 @@ class Site:
     calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what they take, leaves added to what they give
 
 
-def find_choices(model: nn.Module, twin: nn.Module, example_inputs: Any, sites: dict[str, Site]) -> None:
+def find_choices(
+    model: nn.Module, twin: nn.Module, example_inputs: Any, paths: Sequence[Path], sites: dict[str, Site]
+) -> None:
     """Find what can stand for dropouts, or the reason why nothing can, in a double copy of a model."""
     randomize(twin)
     with _watched(twin, sites):
@@ -76,9 +81,8 @@ def find_choices(model: nn.Module, twin: nn.Module, example_inputs: Any, sites: 
     search, inputs = _Search(model, recording), read_inputs(example_inputs)
     found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
     for path, site in sites.items():
-        site.reason = site.reason or ("" if found[path] else search.obstacle(site))
-    paths = [each for each in find_paths(twin, inputs) if not each.shift]  # else zeros in embeddings are none
-    trial = Trial(twin, inputs, [], paths)
+        site.reason = site.reason or ("" if found[path] else NOBODY if site.calls else UNCALLED)
+    trial = Trial(twin, inputs, [], [each for each in paths if not each.shift])  # else zeros in embeddings are none
     fitting = _fitting(trial, [each for options in found.values() for each in options])
     for path, site in sites.items():
         by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]
@@ -182,30 +186,6 @@ class _Search:
         size = self.recording.others[channels.name].shape[channels.dim]
         whole = 0 if channels.size == size else size
         return Slot(channels.name, channels.dim, positions + channels.start, "consumer", whole)
-
-    def obstacle(self, site: Site) -> str:
-        """Say why nothing stands for a dropout, and how a layer beside it is masked by hand, if it can be."""
-        if not site.calls:
-            return "the forward on example_inputs does not call it"
-        ends = [op.taken for op in self.recording.ops] + self.recording.outputs
-        for taken, made in site.calls:
-            after = [end for end in ends if Influence(self.recording, end, -1).gradients(None, [made])[0] is not None]
-            makers = self._layers([taken])
-            for layer in dict.fromkeys([*makers, *self._layers(after)]):
-                word: Structure = "output" if layer in makers else "input"
-                with suppress(ValueError):
-                    find_targets(self.model.get_submodule(layer), None, word)
-                    call = f'mrreg.mask(model, {{"{layer}": {site.p:g}}}, structure="{word}")'
-                    return f"{layer!r} beside it is no product that can be followed; before this, by hand: {call}"
-        return NOBODY
-
-    def _layers(self, ends: Sequence[Tensor]) -> list[str]:
-        """Return the layers with matrices that make some tensors, behind the products that are followed."""
-        grads = [
-            Influence(self.recording, end, -1).gradients(None, list(self.recording.others.values())) for end in ends
-        ]
-        named = zip(self.recording.others.items(), *grads, strict=True)
-        return [n.rpartition(".")[0] for (n, t), *found in named if t.dim() > 1 and any(g is not None for g in found)]
 
 
 def _only(position: int, size: int) -> Tensor:

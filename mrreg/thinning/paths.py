@@ -57,7 +57,7 @@ class Ran(NamedTuple):
 
 
 @contextmanager
-def copied(model: nn.Module, example_inputs: Any) -> Iterator[tuple[nn.Module, list[Path]]]:
+def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterator[tuple[nn.Module, list[Path]]]:
     """Copy a model for a `with` block, and find the paths of its forward: in float64, else in float32.
 
     Some operations have no float64, and some forwards read tensors in float32 that nobody can see.
@@ -82,7 +82,7 @@ def copied(model: nn.Module, example_inputs: Any) -> Iterator[tuple[nn.Module, l
     remedy = "Give what one training forward takes, with a batch dimension and without labels that the loss takes"
     remedy += ": a tuple for several arguments, a mapping for keywords"
     problem = f"the forward failed on example_inputs={_shapes(given)}, {call}: {failure(failed)}"
-    raise ValueError(f"{WHERE}: {problem}. {remedy}.") from failed
+    raise ValueError(f"{where}: {problem}. {remedy}.") from failed
 
 
 def _shapes(given: Any) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import mrreg
+from mrreg.convert.sites import NOBODY
 
 
 class Net(nn.Module):
@@ -181,7 +182,6 @@ def test_what_stands_for_a_dropout(model: nn.Module, masks: dict[str, str]) -> N
     assert report["drop"].masks == masks
     assert report["drop"].what.startswith(("Dropout(p=0.", "Dropout1d(p=0."))
     assert type(model.get_submodule("drop")) is nn.Identity
-    assert report.obstacle == ""
     assert report.thin is not None
     assert {group.kind.removesuffix("s") for group in report.thin.groups} == {
         kind.removesuffix("s") for kind in masks.values()
@@ -189,7 +189,6 @@ def test_what_stands_for_a_dropout(model: nn.Module, masks: dict[str, str]) -> N
     assert mask_of(model).k == 3
 
 
-BY_HAND = r"beside it is no product that can be followed; before this, by hand: "
 LEFT: dict[str, tuple[nn.Module, str]] = {
     "between a norm and a sum": (net(lambda m, x: x + m.drop(F.layer_norm(x, (6,)))), "no layer reads or makes"),
     "after softmax": (
@@ -207,7 +206,7 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
     "bilinear reads it": (net(lambda m, x: m.bi(m.drop(x), x), bi=nn.Bilinear(6, 6, 6)), "no layer reads or makes"),
     "bilinear made it": (
         net(lambda m, x: m.drop(m.bi(x, x)) + x, bi=nn.Bilinear(6, 6, 6)),
-        BY_HAND + r'mrreg.mask\(model, \{"bi": 0.5\}, structure="output"\)',
+        r'masked by hand, before this: mrreg.mask\(model, \{layer: p\}, structure="input"\), or "output"',
     ),
     "recurrent made it": (net(lambda m, x: x + m.drop(m.rnn(x)[0]), rnn=nn.GRU(6, 6)), "no layer reads or makes"),
     "overwritten": (net(written_to), "would do something else"),
@@ -241,9 +240,6 @@ def test_what_is_left_and_why(model: nn.Module, reason: str) -> None:
     assert not report["drop"].replaced
     assert re.search(reason, report["drop"].reason), report["drop"].reason
     assert report.thin is None
-    if "by hand" in report["drop"].reason:
-        eval(report["drop"].reason.partition("by hand: ")[2], {"mrreg": mrreg, "model": model})
-        assert any(isinstance(module, mrreg.MultirateMask) for module in model.modules())
 
 
 def test_one_dropout_in_two_places_is_replaced_in_both_or_left() -> None:
@@ -313,7 +309,7 @@ def test_drop_path_says_which_blocks_to_write() -> None:
     assert report["2.drop"].masks == {"2.one": "hidden"}
     assert report["2.path"].what == "DropPath(p=0.25)"
     call = 'mrreg.thin(model, p={"blocks": {"2": 0.25}}, ...)'
-    assert report["2.path"].reason == f"it drops a whole branch; {call} has the block off for a cycle"
+    assert report["2.path"].reason == f"it drops a whole branch; {call} has the block around it off for a cycle"
     _, thin = mrreg.thin(plain, {"blocks": {"[0-3]": 0.25}}, 3, torch.randn(2, 6))
     assert (thin["blocks"].units, thin["blocks"].kept) == (4, 3)
 
@@ -325,7 +321,7 @@ def test_report_reads_line_by_line() -> None:
     assert str(report).splitlines() == [
         "1 of 2 dropouts replaced by masks",
         "  2  Dropout(p=0.5) -> hidden mask on 0: it lies between layers that share these units",
-        "  5  Dropout(p=0.1) -> left: no layer reads or makes its units alone",
+        f"  5  Dropout(p=0.1) -> left: {NOBODY}",
         "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
         "passes of one batch) gets none from them.",
         *report.thin.summary().splitlines(),
@@ -360,7 +356,12 @@ def test_modes_stay_as_they_were() -> None:
         ({"k": True}, TypeError, "k must be"),
         ({"boost": float("nan")}, ValueError, "boost must be"),
         ({"rescale": 1}, TypeError, "rescale must be"),
-        ({"example_inputs": (torch.ones(2), torch.ones(2), torch.ones(2))}, TypeError, "positional arguments"),
+        (
+            {"example_inputs": (torch.ones(2), torch.ones(2), torch.ones(2))},
+            ValueError,
+            r"swap_dropout: the forward failed on example_inputs=\(Tensor\(2,\), .*positional arguments",
+        ),
+        ({"example_inputs": torch.ones(2, 5)}, ValueError, "the forward failed .*shapes"),
     ],
 )
 def test_bad_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
@@ -368,11 +369,6 @@ def test_bad_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exce
     with pytest.raises(kind, match=message):
         mrreg.swap_dropout(**{"model": model, "example_inputs": torch.randn(2, 6), **arguments})
     assert isinstance(model[1], nn.Dropout)
-
-
-def test_an_error_of_the_forward_arrives() -> None:
-    with pytest.raises(RuntimeError, match="shapes"):
-        mrreg.swap_dropout(nn.Sequential(nn.Dropout(), linear()), example_inputs=torch.ones(2, 5))
 
 
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
@@ -383,17 +379,14 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
     assert isinstance(model.drop, nn.Dropout)
 
 
-def test_a_forward_that_only_runs_in_its_own_precision_keeps_its_dropout_and_the_report_says_why() -> None:
+def test_a_forward_that_only_runs_in_single_precision_is_followed_in_it() -> None:
     def single(m: Any, x: Tensor) -> Tensor:
         if x.dtype == torch.float64:
             raise TypeError("no doubles")
-        return m.two(m.drop(m.one(x)))  # type: ignore[no-any-return]
+        return m.two(m.drop(torch.tanh(m.one(x))))  # type: ignore[no-any-return]
 
-    with pytest.warns(mrreg.NoEffectWarning):
-        model, report = mrreg.swap_dropout(net(single), example_inputs=torch.randn(2, 6))
-    assert isinstance(model.drop, nn.Dropout)
-    assert report["drop"].reason.startswith("TypeError: no doubles")  # with the note, before Python 3.11
-    assert "Units were not looked for: TypeError: no doubles" in str(report)
+    _, report = mrreg.swap_dropout(net(single), example_inputs=torch.randn(2, 6))
+    assert report["drop"].masks == {"one": "hidden"}
 
 
 class Sloppy(nn.Module):
@@ -415,8 +408,7 @@ class Sloppy(nn.Module):
         return self.two(self.drop(self.norm(self.last))) * scale  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("keywords", [True, False])
+@pytest.mark.parametrize(("training", "keywords"), [(True, False), (False, True)])
 def test_following_a_forward_leaves_nothing_behind(training: bool, keywords: bool) -> None:
     model = Sloppy().train(training)
     model(torch.randn(3, 6)).sum().backward()  # caches activations with a history
