@@ -12,7 +12,7 @@ from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
 from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
-from mrreg.module_utils import check_materialized, check_torch_layers, owner, within
+from mrreg.module_utils import owner, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, chosen_blocks, find_blocks, named_by
 from mrreg.thinning.counts import KINDS, Shares, with_counts
@@ -137,11 +137,7 @@ def _named(name: str, entry: ThinEntry) -> bool:
 
 def check_model(model: nn.Module, searched: bool = True) -> None:
     """Refuse modules that cannot become thin."""
-    rule, scripted = "a torch.nn.Module, not a scripted one", isinstance(model, torch.jit.ScriptModule)
-    check_type(WHERE, "model", type(model).__name__ if scripted else model, nn.Module, rule)
     check_thinnable(model)
-    check_torch_layers(WHERE, "model", model)
-    check_materialized(WHERE, "model", model)
     if searched and (meta := [name for name, tensor in named_tensors(model).items() if tensor.is_meta]):
         remedy = "Search on a copy that has values, and give its report as the plan."
         raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
@@ -184,33 +180,31 @@ def search(model: nn.Module, k: int, example_inputs: Any, choose: Choose, chosen
         admission = admit(twin, inputs, dropped, paths)
         changed = {(each.module, each.attribute): each for each in chain(*admission.overrides.values())}
         LOG.info("%s: counting FLOPs", WHERE)
-        flops, unchanged = _counted(
-            model, twin, inputs, admission, [g for g in groups if g.blocks and g.kept < g.units]
-        )
+        flops = _counted(model, twin, inputs, admission, [g for g in groups if g.blocks and g.kept < g.units])
     _warn_of_example(paths, singles.found)
     entries = _entries(groups, admission, refusals)
     entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
     dropouts = list(dict.fromkeys(path or "the model itself" for path, _ in watch.found))
-    return ThinReport(entries, list(changed.values()), k, flops, unchanged, signature(model), dropouts)
+    return ThinReport(entries, list(changed.values()), k, flops, signature(model), dropouts)
 
 
 def _counted(
     model: nn.Module, twin: nn.Module, inputs: Inputs, admission: Admission, blocks: Sequence[UnitGroup]
-) -> tuple[tuple[int, int], dict[str, float]]:
-    """Add blocks to what is admitted, and count FLOPs of a masked and of a plain step, and shares of whole modules."""
+) -> tuple[int, int]:
+    """Add blocks to what is admitted, and count FLOPs of a masked and of a plain step."""
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
     set_mode(twin, admission.paths[0])
-    plain, whole = step_flops(twin, inputs)
+    plain = step_flops(twin, inputs)
     units, overrides = list(admission.groups), chain(*admission.overrides.values())
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
-        masked, small = step_flops(twin, inputs)
+        masked = step_flops(twin, inputs)
         for group in blocks:
             admission.groups.append(group)
             with switched(twin, group.blocks, Switched(frozenset(range(group.units)))):
-                rest, small = step_flops(twin, inputs)
+                rest = step_flops(twin, inputs)
             masked = rest + round((masked - rest) * group.kept / group.units)
-    return (masked, plain), {name: n / plain for name, n in whole.items() if small.get(name) == n and n}
+    return masked, plain
 
 
 def _warn_of_example(paths: Sequence[Path], singles: Iterable[str]) -> None:

@@ -13,9 +13,7 @@ from mrreg.errors import SHOWN, check_type, invalid_argument, quoted
 from mrreg.masks.groups import AttributeOverride, Block, Slot, UnitGroup
 from mrreg.thinning.twin import WHERE
 
-LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a reason
-LARGEST = 3  # modules named in that reason
-MANY_CHANNELS = 0.25  # a share of them whose absence cost small convolutional networks accuracy (docs/when-it-helps.md)
+LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves too little to go without a word
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class ThinReport(Mapping[str, ThinEntry]):
         overrides: Integer attributes of modules that change on masked steps.
         k: Steps per cycle.
         flops: FLOPs of a masked and of a plain step, forward and backward.
-        unchanged: Modules that a masked step computes whole, with their shares of a plain step's FLOPs.
         signature: Shapes and classes of the model's parts, by name, by which a plan knows its model.
         dropouts: Modules that still drop something at random.
 
@@ -85,12 +82,11 @@ class ThinReport(Mapping[str, ThinEntry]):
         overrides: Sequence[AttributeOverride],
         k: int,
         flops: tuple[int, int],
-        unchanged: Mapping[str, float],
         signature: Mapping[str, str],
         dropouts: Sequence[str] = (),
     ) -> None:
         self._entries, self.overrides, self.k = dict(entries), tuple(overrides), k
-        self.flops, self._unchanged, self.signature = flops, dict(unchanged), dict(signature)
+        self.flops, self.signature = flops, dict(signature)
         self.dropouts = tuple(dropouts)
 
     def __getitem__(self, name: str) -> ThinEntry:
@@ -139,7 +135,7 @@ class ThinReport(Mapping[str, ThinEntry]):
             return cls(*torch.load(path, weights_only=True))
 
     def _state(self) -> tuple[Any, ...]:
-        return self._entries, self.overrides, self.k, self.flops, self._unchanged, self.signature, self.dropouts
+        return self._entries, self.overrides, self.k, self.flops, self.signature, self.dropouts
 
     def __repr__(self) -> str:
         return str(self)
@@ -168,11 +164,7 @@ class ThinReport(Mapping[str, ThinEntry]):
             why = [f", since {entry.reason}" for entry in self.values() if entry.zeroed][:1]
             lines.append(f"zeroed: {', '.join(told['zeroed'])}: computed all the same{''.join(why)}")
         if self.masked_share > LITTLE:
-            largest = sorted(self._unchanged.items(), key=lambda item: -item[1])[:LARGEST]
-            parts = ", ".join(f"{name or 'the model itself'} {share:.0%}" for name, share in largest)
-            lines.append(f"Little is saved; {f'computed whole: {parts}' if parts else 'p is small'}.")
-        if any(e.kind == "channels" and e.units - e.kept > MANY_CHANNELS * e.units for e in self.values()):
-            lines.append("Small convolutional networks did best with about an eighth of the channels absent.")
+            lines.append("Little is saved: most is computed whole, or p is small.")
         if self.dropouts:
             lines.append(f"dropout that is still on: {quoted(self.dropouts)}")
         return "\n".join(lines)

@@ -105,7 +105,6 @@ class UNet(nn.Module):
         return self.out(self.four(torch.cat([one, deep], 1)))  # type: ignore[no-any-return]
 
 
-NARROW = {"hidden_sizes": [16, 24], "depths": [1, 1], "num_stages": 2}
 VISION = {"image_size": 32, "patch_size": 8}
 IMAGES = partial(_pixels, 32)
 
@@ -121,7 +120,6 @@ MODELS: dict[str, Callable[[], Case]] = {
     "beit": _timm("beit_base_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
     "eva": _timm("eva02_tiny_patch14_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
     "cait": _timm("cait_xxs24_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
-    "xcit": _timm("xcit_nano_12_p16_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
     "convit": _timm("convit_tiny", 32, img_size=32, patch_size=8, embed_dim=8, depth=2, num_heads=4),
     "convmixer": _class_of_timm("convmixer.ConvMixer", 32, dim=16, depth=2, kernel_size=3, patch_size=4),
     "poolformer": _class_of_timm("metaformer.MetaFormer", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
@@ -143,7 +141,6 @@ MODELS: dict[str, Callable[[], Case]] = {
     "falcon": _hugging_face("FalconForCausalLM"),
     "mistral": _hugging_face("MistralForCausalLM", num_key_value_heads=2),
     "gemma": _hugging_face("GemmaForCausalLM", num_key_value_heads=2, head_dim=8),
-    "olmo": _hugging_face("OlmoForCausalLM"),
     "phi": _hugging_face("PhiForCausalLM"),
     "mixtral": _hugging_face(
         "MixtralForCausalLM", num_key_value_heads=2, num_local_experts=2, experts_implementation="eager"
@@ -161,21 +158,6 @@ MODELS: dict[str, Callable[[], Case]] = {
         decoder_ffn_dim=48,
         decoder_start_token_id=0,
     ),
-    "whisper": _hugging_face(
-        "WhisperForConditionalGeneration",
-        lambda: {"input_features": torch.randn(2, 8, 32), "decoder_input_ids": words()},
-        d_model=32,
-        num_mel_bins=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=48,
-        decoder_ffn_dim=48,
-        max_source_positions=16,
-        max_target_positions=16,
-        decoder_start_token_id=1,
-    ),
     "wav2vec2": _hugging_face(
         "Wav2Vec2ForSequenceClassification",
         _sounds,
@@ -189,21 +171,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     ),
     "clip": _hugging_face("CLIPVisionModel", IMAGES, **VISION),
     "siglip": _hugging_face("SiglipVisionModel", IMAGES, **VISION),
-    "deit": _hugging_face("DeiTForImageClassification", IMAGES, **VISION),
     "dinov2": _hugging_face("Dinov2ForImageClassification", IMAGES, mlp_ratio=2, **VISION),
-    "segformer": _hugging_face(
-        "SegformerForSemanticSegmentation",
-        IMAGES,
-        num_encoder_blocks=2,
-        depths=[1, 1],
-        sr_ratios=[2, 1],
-        hidden_sizes=[16, 24],
-        patch_sizes=[7, 3],
-        strides=[4, 2],
-        num_attention_heads=[1, 2],
-        mlp_ratios=[2, 2],
-        decoder_hidden_size=16,
-    ),
 }
 
 

@@ -149,11 +149,9 @@ MODELS: dict[str, tuple[Any, Tensor, Groups]] = {
             {"rnn": ("hidden", 8), "embed": ("hidden", 5)},
         )
         for name, options in (
-            ("LSTM", {"packed": True}),
-            ("LSTM", {"num_layers": 2, "bidirectional": True, "bias": False}),
+            ("LSTM", {"num_layers": 2, "bidirectional": True, "bias": False, "packed": True}),
             ("LSTM", {"proj_size": 6}),
-            ("GRU", {"num_layers": 2}),
-            ("GRU", {"bidirectional": True, "packed": True}),
+            ("GRU", {"num_layers": 2, "bidirectional": True}),
             ("RNN", {"nonlinearity": "relu"}),
         )
     },
@@ -168,7 +166,7 @@ MODELS: dict[str, tuple[Any, Tensor, Groups]] = {
             large(4, 6),
             {"0": ("hidden", 8)},
         )
-        for activation in (nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.Softplus)
+        for activation in (nn.GELU, nn.Sigmoid)
     },
 }
 

@@ -38,20 +38,6 @@ def test_it_says_what_is_dropped_and_what_that_saves() -> None:
     assert "2 of 4 groups lose units" in str(report)
 
 
-def test_little_saved_says_why() -> None:
-    model, inputs = build("convnext")
-    _, report = mrreg.thin(model, p=0.25, example_inputs=inputs)
-    assert "Little is saved; computed whole: features.1.0.block.0" in report.summary()
-
-
-@pytest.mark.parametrize(("p", "advised"), [(0.5, True), (0.125, False)])
-def test_many_absent_channels_are_advised_against(p: float, advised: bool) -> None:
-    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3)]
-    _, report = mrreg.thin(nn.Sequential(*layers), p=p, example_inputs=torch.randn(2, 3, 8, 8))
-    assert report.groups
-    assert ("about an eighth of the channels" in report.summary()) == advised
-
-
 def test_the_same_model_gives_the_same_report() -> None:
     torch.manual_seed(1)
     one = mrreg.thin(network(), example_inputs=X)[1]
@@ -226,7 +212,7 @@ def test_what_cannot_be_done_says_what_to_do() -> None:
         RuntimeError, match=r"thin: the model has no shape yet for .*'first\.weight'\. Run one forward first"
     ):
         mrreg.thin(Lazy(), example_inputs=X)
-    with pytest.raises(TypeError, match=r"thin: model must be a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"thin: model must be an nn.Module"):
         mrreg.thin("model", example_inputs=X)  # type: ignore[type-var]
     with pytest.raises(ValueError, match="thin: k must be a whole number, at least 1, got 0"):
         mrreg.thin(network(), k=0, example_inputs=X)
@@ -304,13 +290,6 @@ def test_embeddings_with_sparse_gradients_keep_their_units() -> None:
     mrreg.attach(optimizer, model)
     model(words).sum().backward()
     optimizer.step()
-
-
-def test_the_summary_names_layers_and_nothing_that_only_passes_values_on() -> None:
-    wide = [nn.Linear(64, 64), nn.Identity(), nn.LayerNorm(64)]
-    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), *wide, nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 2))
-    _, report = mrreg.thin(model, example_inputs=X)
-    assert report.summary().endswith("computed whole: 2 87%, 0 7%.")
 
 
 def test_a_report_lists_what_there_is() -> None:

@@ -51,21 +51,6 @@ def test_a_hidden_layer_is_a_group_and_the_inputs_are_one() -> None:
     assert refusals["last"].reason == "they reach the model's output"
 
 
-def test_a_concatenation_keeps_groups_apart() -> None:
-    class Two(Net):
-        def __init__(self) -> None:
-            super().__init__(out=14)
-            self.second = nn.Linear(4, 6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(torch.cat([F.gelu(self.first(x)), self.second(x).tanh()], 1))  # type: ignore[no-any-return]
-
-    groups, _ = look(Two(), X)
-    slots = [groups[name].slots[-1] for name in ("first", "second")]
-    assert [(s.name, s.dim, s.role, s.size) for s in slots] == [("last.weight", 1, "consumer", 14)] * 2
-    assert [s.indices.flatten().tolist() for s in slots] == [[*range(8)], [*range(8, 14)]]
-
-
 def test_a_gate_of_one_weight_has_two_rows_for_each_unit() -> None:
     class Gated(Net):
         def __init__(self) -> None:

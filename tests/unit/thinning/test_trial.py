@@ -5,11 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mrreg.masks.groups import AttributeOverride, Slot, UnitGroup
+from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.grouping import find
 from mrreg.thinning.paths import find_paths
-from mrreg.thinning.trial import thinned
 from mrreg.thinning.twin import double_copy, probing, randomize, read_inputs
 
 
@@ -85,16 +84,6 @@ def test_the_fewest_attributes_are_overridden_and_stay_as_they_are() -> None:
     assert model.width == 8
 
 
-class Literal(Sized):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.relu(self.up(x)).view(-1, 8))  # type: ignore[no-any-return]
-
-
-def test_a_size_that_no_attribute_holds_is_a_reason() -> None:
-    model = Literal()
-    assert "RuntimeError: " in attempt(model, half(model)).reasons["up"]
-
-
 class Statistics(nn.Module):
     """A network that in training computes something of all its units: only a trial in training mode shows it."""
 
@@ -135,25 +124,6 @@ def test_groups_that_do_not_go_together_are_taken_in_order() -> None:
     assert result.reasons["two"].endswith(
         ' fails, `raise ValueError("one of us is too many")` (ValueError: one of us is too many)'
     )
-
-
-@pytest.mark.parametrize("kept", [1, 3, 7])
-def test_any_number_of_units_may_stay(kept: int) -> None:
-    model = network()
-    groups = [replace(group, kept=min(kept, group.units - 1)) for group in half(model)]
-    assert len(attempt(model, groups).groups) == 2
-
-
-def test_indices_are_those_of_the_units_that_stay() -> None:
-    model = network()
-    group, twin = half(model)[0], double_copy(model)
-    assert isinstance(group.slots[0], Slot)
-    shapes: list[torch.Size] = []
-    twin[0].register_forward_hook(lambda module, *_: shapes.append(module.weight.shape))  # type: ignore[index]
-    with thinned(twin.train(), [group], [], {group.name: torch.tensor([1, 4, 6, 7])}):
-        twin(X.double())
-    assert shapes == [(4, 4)]
-    assert type(twin) is nn.Sequential
 
 
 class Numbered(Sized):
