@@ -16,12 +16,22 @@ from mrreg.module_utils import owner, within
 from mrreg.thinning.admission import Admission, admit
 from mrreg.thinning.blocks import BLOCKS, Switched, chosen_blocks, find_blocks, named_by
 from mrreg.thinning.counts import KINDS, Shares, with_counts
-from mrreg.thinning.flops import step_flops
 from mrreg.thinning.grouping import Refusal, find
-from mrreg.thinning.paths import Path, SingleElements, Watch, copied, forward, set_mode
+from mrreg.thinning.paths import NoDropout, Path, SingleElements, Watch, copied, forward, set_mode
 from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
 from mrreg.thinning.trial import draws, thinned
-from mrreg.thinning.twin import LOG, WHERE, Inputs, frozen, named_tensors, read_inputs, state_kept
+from mrreg.thinning.twin import (
+    LOG,
+    WHERE,
+    DoublePrecision,
+    Inputs,
+    frozen,
+    named_tensors,
+    outputs_in,
+    read_inputs,
+    set_generators,
+    state_kept,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 Choose = Callable[[list[UnitGroup], Sequence[Refusal]], list[UnitGroup]]
@@ -195,16 +205,34 @@ def _counted(
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
     set_mode(twin, admission.paths[0])
-    plain = step_flops(twin, inputs)
+    plain = _flops(twin, inputs)
     units, overrides = list(admission.groups), chain(*admission.overrides.values())
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
-        masked = step_flops(twin, inputs)
+        masked = _flops(twin, inputs)
         for group in blocks:
             admission.groups.append(group)
             with switched(twin, group.blocks, Switched(frozenset(range(group.units)))):
-                rest = step_flops(twin, inputs)
+                rest = _flops(twin, inputs)
             masked = rest + round((masked - rest) * group.kept / group.units)
     return masked, plain
+
+
+def _flops(twin: nn.Module, inputs: Inputs) -> int:
+    """Count the FLOPs of a forward and backward of a copy."""
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
+
+    set_generators(None)
+    with state_kept(twin), FlopCounterMode(display=False) as counter, DoublePrecision(), NoDropout():  # type: ignore[no-untyped-call]
+        output = twin(*inputs.args, **inputs.kwargs)
+        if leaving := [tensor.sum() for tensor in outputs_in(output) if tensor.requires_grad]:
+            try:
+                sum(leaving).backward()  # type: ignore[union-attr]
+            except RuntimeError as error:
+                if WHERE in str(error):
+                    raise
+                LOG.info("%s: FLOPs of the backward pass are not counted: %s", WHERE, error)
+    twin.zero_grad()
+    return counter.get_total_flops()
 
 
 def _warn_of_example(paths: Sequence[Path], singles: Iterable[str]) -> None:
