@@ -148,9 +148,15 @@ def _sites(model: nn.Module) -> Iterator[tuple[str, Site]]:
 def _search(
     model: nn.Module, k: int, inputs: Any, sites: Mapping[str, Site]
 ) -> tuple[dict[str, list[Option]], ThinReport | None]:
-    """Choose groups for dropouts, and others where the trial refuses one, until it refuses none."""
-    refused: set[str] = set()
-    while chosen := _assigned(sites, refused):
+    """Give each dropout its units, but those that another one has, and leave those that the trial of all refuses."""
+    taken: dict[tuple[str, int], tuple[str, int]] = {}
+    chosen: dict[str, list[Option]] = {}
+    for path, site in sites.items():
+        places = {place: (each.group.name, each.group.units) for each in site.options for place in each.places}
+        if places and all(taken.get(place, units) == units for place, units in places.items()):
+            taken |= places
+            chosen[path] = site.options
+    while chosen:
         groups: dict[str, UnitGroup] = {}
         present: dict[str, float] = {}
         for path, options in chosen.items():
@@ -163,28 +169,14 @@ def _search(
             return [groups.get(g.name, g) for g in found] + [g for name, g in groups.items() if name not in known]
 
         report = search(model, k, inputs, choose, {})
-        now = {name: report[name].reason for name in groups if not report[name].admitted}
-        if not now:
+        refused = {name: report[name].reason for name in groups if not report[name].admitted}
+        if not refused:
             return chosen, report
-        refused |= now.keys()
-        for path, options in chosen.items():
-            sites[path].reason = next((now[each.group.name] for each in options if each.group.name in now), "")
+        for path, options in tuple(chosen.items()):
+            if reason := next((refused[each.group.name] for each in options if each.group.name in refused), ""):
+                sites[path].reason = reason
+                del chosen[path]
     return {}, None
-
-
-def _assigned(sites: Mapping[str, Site], refused: set[str]) -> dict[str, list[Option]]:
-    """Give each dropout the first of its choices whose units are free, or stand for another one in the same row."""
-    taken: dict[tuple[str, int], tuple[str, int]] = {}
-    chosen: dict[str, list[Option]] = {}
-    for path, site in sorted(sites.items(), key=lambda item: len(item[1].choices)):
-        for options in site.choices:
-            places = {place: (each.group.name, each.group.units) for each in options for place in each.places}
-            free = all(taken.get(place, units) == units for place, units in places.items())
-            if free and refused.isdisjoint(each.group.name for each in options):
-                taken |= places
-                chosen[path] = options
-                break
-    return chosen
 
 
 def _outcome(site: Site, options: list[Option] | None) -> Swap:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, count, islice, product
+from itertools import chain, count
 from math import prod
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from mrreg.thinning.recorder import Channels, Recording, record
 from mrreg.thinning.trial import Trial
 from mrreg.thinning.twin import randomize, read_inputs
 
-COMBINATIONS = 8  # of groups for the calls of one dropout, at most
 ATTENTION = "it acts on attention probabilities, which have no weight"
 UNCALLED = "the forward on example_inputs does not call it"
 NOBODY = (
@@ -62,12 +61,12 @@ class Option:
 
 @dataclass
 class Site:
-    """A dropout: its name, the obstacle to anything in its place, and what can stand there, the best first."""
+    """A dropout: its name, the obstacle to anything in its place, and what stands there, for all of its calls."""
 
     what: str
     p: float
     reason: str = ""
-    choices: list[list[Option]] = field(default_factory=list)
+    options: list[Option] = field(default_factory=list)
     calls: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what they take, leaves added to what they give
 
 
@@ -87,7 +86,7 @@ def find_choices(
     for path, site in sites.items():
         by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]
         if site.calls and all(by_call):
-            site.choices = [list(dict.fromkeys(each)) for each in islice(product(*by_call), COMBINATIONS)]
+            site.options = list(dict.fromkeys(best for best, *_ in by_call))
         elif tried := ", ".join(f"{each.group.name} ({each.word})" for each in found[path]):
             site.reason = f"zeros in {tried} would do something else"
 

@@ -23,18 +23,6 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-class Gated(nn.Module):
-    """A residual block whose hidden units are products, with dropout on them and on what is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)
-        self.inner, self.outer = nn.Dropout(0.3), nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.outer(self.down(self.inner(torch.sigmoid(self.gate(x)) * self.up(x))))  # type: ignore[no-any-return]
-
-
 class Tagger(nn.Module):
     """Embedding, dropout, LSTM with dropout between its layers, the same dropout, decoder."""
 
@@ -91,11 +79,6 @@ def encoder(**options: Any) -> tuple[nn.Module, Any]:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 4, 8)
 
 
-def decoder() -> tuple[nn.Module, Any]:
-    layer = nn.TransformerDecoderLayer(16, 2, 32, dropout=0.25, batch_first=True)
-    return nn.TransformerDecoder(layer, 1), (torch.randn(4, 5, 16), torch.randn(4, 3, 16))
-
-
 def timm_transformer() -> tuple[nn.Module, Any]:
     timm = pytest.importorskip("timm")
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 4}
@@ -128,20 +111,9 @@ CASES: dict[str, tuple[Build, dict[str, dict[str, str]]]] = {
         convolutions,
         {"3": {"0": "channels"}, "6": {"4": "channels"}, "10": {"8": "hidden"}},
     ),
-    "gated": (lambda: (Gated(), torch.randn(5, 6)), {"inner": {"gate": "hidden"}, "outer": {"down": "output"}}),
     "tagger": (lambda: (Tagger(), torch.randint(20, (4, 7))), {}),
     "language model": (lambda: (Language(), torch.randint(20, (4, 5))), {}),
-    "encoder": (partial(encoder, activation=torch.sigmoid), ENCODER),
-    "encoder, norm first": (partial(encoder, norm_first=True), ENCODER),
-    "decoder": (
-        decoder,
-        {
-            "layers.0.dropout1": {"layers.0.self_attn.out_proj": "output"},
-            "layers.0.dropout2": {"layers.0.multihead_attn.out_proj": "output"},
-            "layers.0.dropout": {"layers.0.linear1": "hidden"},
-            "layers.0.dropout3": {"layers.0.linear2": "output"},
-        },
-    ),
+    "encoder": (partial(encoder, norm_first=True), ENCODER),
 }
 CASES["tagger"][1].update({"drop": {"embed": "hidden", "out": "input"}})
 CASES["language model"][1].update({"drop": dict.fromkeys(["words", "places", "proj", "down"], "output")})
@@ -220,17 +192,6 @@ def test_a_masked_step_computes_less_and_options_reach_the_mask() -> None:
     assert (mask_of(model).k, mask_of(model).rescale, mask_of(model).boost) == (7, False, 2)
     mrreg.unwrap(model)
     assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Identity, nn.Linear]
-
-
-def test_numbers_of_units_are_those_of_thin() -> None:
-    """Convolutions keep a multiple of eight channels, and one unit stays where p = 1."""
-    wide = nn.Sequential(nn.Conv2d(3, 20, 1), nn.ReLU(), nn.Dropout2d(0.5), nn.Conv2d(20, 4, 1))
-    _, report = mrreg.swap_dropout(wide, example_inputs=torch.randn(2, 3, 4, 4))
-    whole = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(1.0), nn.Linear(8, 2))
-    _, all_of_them = mrreg.swap_dropout(whole, example_inputs=torch.randn(2, 4))
-    assert report.thin is not None
-    assert all_of_them.thin is not None
-    assert (report.thin["0"].kept, all_of_them.thin["0"].kept) == (8, 1)
 
 
 def test_drop_paths_say_which_blocks_to_write_and_that_works() -> None:

@@ -245,26 +245,6 @@ def test_bfloat16_models_and_frozen_layers() -> None:
     assert model[0].weight.dtype == torch.bfloat16
 
 
-def test_absent_inputs_are_not_read_and_their_columns_get_no_gradient() -> None:
-    torch.manual_seed(0)
-    model, x = network().double(), X.double()
-    first, dropout = model[0], model[2]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(dropout, nn.Dropout)
-    dropout.p, weight = 0.0, first.weight
-    mrreg.thin(model, p={"inputs": 0.25, "hidden": 0.5}, example_inputs=X)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-    out = model(x)
-    out.sum().backward()
-    assert weight.grad is not None
-    unread = weight.grad.eq(0).all(0)
-    assert unread.sum() == 2
-    torch.testing.assert_close(model(x + unread * 100.0), out, rtol=0, atol=0)
-    assert not torch.allclose(model(x + ~unread * 100.0), out)
-    optimizer.step()
-
-
 def test_layers_with_a_mask_of_their_own_are_left_to_it() -> None:
     layers = [nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2)]
     layers[0] = mrreg.MultirateMask(layers[0], p=0.5)
