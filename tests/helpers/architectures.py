@@ -177,7 +177,7 @@ ARCHITECTURES: dict[str, Callable[[], Case]] = {
     "mobilenet_v2": mobilenet_v2,
     "mobilenet_v3": mobilenet_v3,
     "efficientnet": efficientnet,
-    "efficientnet_timm": _timm("test_efficientnet"),
+    "efficientnet_timm": _timm("test_efficientnet", 32),
     "vit": vit,
     "vit_timm": _timm("vit_tiny_patch16_224", 32, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=4),
     "swin": swin,

@@ -126,7 +126,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "convnext_v2": _timm("convnextv2_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
     "inception_next": _timm("inception_next_atto", depths=(1, 1, 1, 1), dims=(16, 16, 32, 32)),
     "pvt_v2": _timm("pvt_v2_b0", depths=(1, 1, 1, 1), embed_dims=(16, 16, 24, 32), num_heads=(1, 2, 2, 4)),
-    "sequencer": _timm("sequencer2d_s", 56, layers=(1, 1, 1, 1), embed_dims=(16,) * 4, hidden_sizes=(8,) * 4),
+    "sequencer": _timm("sequencer2d_s", 28, layers=(1, 1, 1, 1), embed_dims=(16,) * 4, hidden_sizes=(8,) * 4),
     "albert": _hugging_face("AlbertForSequenceClassification", embedding_size=16),
     "electra": _hugging_face("ElectraForSequenceClassification", embedding_size=16),
     "deberta_v2": _hugging_face(
