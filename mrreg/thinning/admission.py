@@ -47,6 +47,7 @@ def admit(twin: nn.Module, inputs: Inputs, groups: Sequence[UnitGroup], paths: S
             with reads_noted(twin) as search.read:
                 for path in paths:
                     run(twin, inputs, path)
+            left.sort(key=lambda each: not search.candidates(each))  # what is learned of these serves others
         group, *left = left
         attempt = search.fewest(group, lambda each, done=tuple(done): _fault(trial, [*done, each]))  # type: ignore[misc]
         (in_place if attempt.reason else done).append(attempt)

@@ -41,7 +41,7 @@ class OverrideSearch:
 
     def guess(self, group: UnitGroup) -> Attempt:
         """Return what served the last group of this kind."""
-        candidates = self._candidates(group)
+        candidates = self.candidates(group)
         choice = next((each for each in self._served if set(each) <= set(candidates)), ())
         return Attempt(group, [each for key in choice for each in candidates[key]])
 
@@ -52,7 +52,7 @@ class OverrideSearch:
     def fewest(self, group: UnitGroup, fault: Callable[[Attempt], str]) -> Attempt:
         """Return the attempt with the fewest overrides that has no fault, or to zero with that without any."""
         reason = fault(Attempt(group))
-        candidates = self._candidates(group) if reason and self._failed.get(_alike(group)) != reason else {}
+        candidates = self.candidates(group) if reason and self._failed.get(_alike(group)) != reason else {}
         for choice in islice(self._choices(tuple(candidates)), TRIES):
             attempt = Attempt(group, [each for key in choice for each in candidates[key]])
             if not fault(attempt):
@@ -68,7 +68,7 @@ class OverrideSearch:
         for size in range(1, MOST + 1):
             yield from combinations(keys, size)
 
-    def _candidates(self, group: UnitGroup) -> dict[Key, list[AttributeOverride]]:
+    def candidates(self, group: UnitGroup) -> dict[Key, list[AttributeOverride]]:
         """Attributes of owners and ancestors that count units, once or several times, in all layers or in one.
 
         A count is a multiple of the number of units that divides the width of a slot. In a key, numbers of layers are
