@@ -19,44 +19,37 @@ from benchmarks.core.timing import interleaved
 from benchmarks.experiments.speed.common import LR, SpeedConfig, ratios, runs, section
 
 K = 5
-SMALL = 1_000  # entries; fewer are small tensors
 
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes, the momentum, and the ratio that the library promises not to exceed."""
+    """Sizes, the momentum, the ratio that the library promises not to exceed, and how many cycles are a repeat."""
 
     tensors: int
     entries: int
     momentum: float
     target: float
+    cycles: int
 
     @property
     def name(self) -> str:
         return f"{self.tensors} tensors of {self.entries:,} entries, momentum {self.momentum:g}"
 
 
-@dataclass(frozen=True)
-class OptimizerConfig(SpeedConfig):
-    """The cases that are timed; every repeat is of so many cycles of small or large tensors."""
-
-    small: int
-    large: int
-
-
-def cases(sizes: Sequence[int], large: int) -> tuple[Case, ...]:
-    """Both momenta for every number of tensors, small and large, with the promised ratios."""
+def cases(sizes: Sequence[int], large: int, cycles: tuple[int, int]) -> tuple[Case, ...]:
+    """Both momenta for every number of tensors, small and large, with the promised ratios and their cycles."""
+    small, few = cycles
     return tuple(
-        Case(tensors, entries, momentum, target)
+        Case(tensors, *each)
         for tensors in sizes
-        for entries, momentum, target in ((large, 0.9, 0.7), (large, 0.0, 1.5), (100, 0.9, 1.0), (100, 0.0, 1.5))
+        for each in ((large, 0.9, 0.7, few), (large, 0.0, 1.5, few), (100, 0.9, 1.0, small), (100, 0.0, 1.5, small))
     )
 
 
 PRESETS = {
-    "smoke": OptimizerConfig(seeds=2, cases=cases([10], 2_000), small=3, large=1),
-    "cpu": OptimizerConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=3),
-    "gpu": OptimizerConfig(seeds=9, cases=cases([10, 100], 1_000_000), small=201, large=21),
+    "smoke": SpeedConfig(2, cases([10], 2_000, (3, 1))),
+    "cpu": SpeedConfig(9, cases([10, 100], 1_000_000, (201, 3))),
+    "gpu": SpeedConfig(9, cases([10, 100], 1_000_000, (201, 21))),
 }
 
 
@@ -73,14 +66,14 @@ class Tensors(nn.Module):
         """Compute nothing."""
 
 
-def execute(config: OptimizerConfig, run: Run, context: Context) -> list[Result]:
+def execute(config: SpeedConfig, run: Run, context: Context) -> list[Result]:
     """Time one case step by step in turn: a busy machine then disturbs few of the numbers behind each median."""
     case: Case = run.options
     torch.manual_seed(0)
     ours, theirs = Tensors(case, context.device), Tensors(case, context.device)
     multirate = mrreg.MultirateSGD(ours, lr=LR, k=K, fast=[ours.all[-1]], momentum=case.momentum, foreach=True)
     sgd = torch.optim.SGD(theirs.parameters(), lr=LR, momentum=case.momentum, foreach=True)
-    steps = K * (config.small if case.entries < SMALL else config.large)
+    steps = K * case.cycles
 
     def step(tensors: Tensors, optimizer: torch.optim.Optimizer) -> None:
         tensors()

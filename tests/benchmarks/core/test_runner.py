@@ -77,13 +77,6 @@ def test_other_settings_begin_anew_and_keep_the_older_record(
     assert "begun anew (epochs 3 -> 5)" in capsys.readouterr().out
 
 
-def test_fresh_measures_again(tmp_path: Path) -> None:
-    execute, seen = counting()
-    for _ in range(2):
-        harness.run(toy(execute), "smoke", tmp_path, fresh=True)
-    assert len(seen) == 8
-
-
 @pytest.mark.parametrize(
     ("value", "kept"),
     [
@@ -137,22 +130,9 @@ def test_an_unreadable_record_is_named_and_left_alone(tmp_path: Path, text: str,
     assert path.read_text() == text
 
 
-def test_an_unknown_preset_or_device_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="toy: preset must be one of smoke, got 'huge'"):
-        harness.run(toy(), "huge", tmp_path)
-    with pytest.raises(UserError, match="one that torch knows, got 'toaster'"):
-        harness.run(toy(), "smoke", tmp_path, device="toaster")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_folder_that_cannot_be_made_is_refused_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     execute, seen = counting()
     with pytest.raises(UserError, match="out must be a folder that can be made"):
         harness.run(toy(execute), "smoke", tmp_path / "file" / "folder")
     assert seen == []
-
-
-def test_records_of_no_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: records must be a folder"):
-        records.load_all(tmp_path / "nowhere")

@@ -176,12 +176,6 @@ def test_seeds_that_are_trained_together_are_one_run_with_a_result_each(
     assert [each.job.seeds for each in toy[1]] == [(0, 1)] * len(METHODS)
 
 
-def test_without_costs_there_are_no_seconds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    toy = study(monkeypatch)
-    assert "costs | seed 0" not in {run.key for run in toy[0].runs(Config())}
-    assert "steps at equal seconds" not in record_of(toy, tmp_path).results("dear")[0]
-
-
 def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> None:
     record = record_of(made, tmp_path)
     shown = Shown("Toy", {name: name for name in METHODS}, [("cheap", "plain"), ("plain", "dear")])

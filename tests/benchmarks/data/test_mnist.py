@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.core.errors import UserError
-from benchmarks.data.mnist import FILES, Digits, load
+from benchmarks.data.mnist import Digits, load
 
 
 def numbered(count: int = 10, draw: int | None = None) -> Digits:
@@ -32,24 +31,6 @@ def test_each_seed_draws_its_own_images(draw: int | None) -> None:
     assert all(len(set(each.tolist())) == (draw or 10) for each in drawn)
     assert torch.equal(drawn[1], digits.examples(1))
     assert not all(torch.equal(drawn[0], other) for other in drawn[1:])
-
-
-def test_validation_images_are_neither_trained_on_nor_tested() -> None:
-    digits = numbered(draw=4)
-    tuning, comparison = digits.validation(3), digits.without_last(3)
-    assert tuning.test_x.flatten().tolist() == tuning.test_y.tolist() == [7, 8, 9]
-    assert tuning.x.flatten().tolist() == comparison.x.flatten().tolist() == list(range(7))
-    assert torch.equal(comparison.test_x, digits.test_x)
-    assert torch.equal(tuning.examples(0), comparison.examples(0))
-    assert len(tuning.examples(0)) == 4
-
-
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="MNIST: expected") as error:
-        load("mnist", tmp_path)
-    assert all(file in str(error.value) for file in FILES)
-    assert str(tmp_path) in str(error.value)
-    assert "--data-dir" in str(error.value)
 
 
 TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

@@ -73,15 +73,6 @@ def test_embedding_is_scaled_before_positions_are_added() -> None:
     torch.testing.assert_close(seen[0], expected)
 
 
-def test_positions_are_sines_and_cosines_of_falling_rates() -> None:
-    table = sinusoids(4, 6)
-    for t in range(4):
-        for i in range(3):
-            angle = t / 10_000 ** (2 * i / 6)
-            assert table[t, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[t, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
-
-
 def test_batches_predict_the_next_word_of_every_row() -> None:
     rows = in_rows(torch.arange(2 * 80 + 1), 2)
     assert rows[:, 0].tolist() == [0, 80]

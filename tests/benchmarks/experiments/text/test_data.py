@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.core.errors import UserError
 from benchmarks.experiments.text import data as text_data
 from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text.data import Texts, batches
@@ -61,13 +60,6 @@ def test_a_part_of_the_training_texts_is_always_the_same(tmp_path: Path) -> None
     assert set(part.train.ids[:, 0].tolist()) != set(range(10, 16))  # not simply the first ones
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "SST-2", "train", "text\tlabel", "a\t0")
-    write(tmp_path, "SST-2", "dev", "text\tlabel", "a\t0")
-    with pytest.raises(UserError, match="must have the columns sentence, label"):
-        text_data.load("SST-2", "minilm", 5, tmp_path)
-
-
 def some(count: int) -> Texts:
     length = torch.arange(count) % 7 + 1
     ids = torch.where(torch.arange(7) < length[:, None], torch.arange(count)[:, None] + 1, 0)
@@ -92,8 +84,3 @@ def test_little_is_padding_but_batches_do_not_come_in_order_of_length() -> None:
     widths = [ids.shape[1] for ids, _, _ in drawn]
     assert sum(widths) < 8 * 7
     assert widths != sorted(widths)
-
-
-def test_too_few_texts_are_refused() -> None:
-    with pytest.raises(ValueError, match="size must be at most the number of texts, 3, got 4"):
-        next(batches(some(3), 4, torch.Generator()))

@@ -9,7 +9,6 @@ from benchmarks.experiments.text import encoder as text_model
 from benchmarks.experiments.text import tables as text
 from benchmarks.experiments.text.data import Task, Texts
 from benchmarks.experiments.text.recipes import Recipe, Setting
-from benchmarks.experiments.text.tables import METHODS
 
 
 def prepared(recipe: Recipe) -> tuple[text_model.Classifier, torch.optim.Optimizer]:
@@ -61,13 +60,6 @@ def test_the_coupled_lr_is_the_same_for_both() -> None:
     found = periods(net, optimizer)
     assert {lr for _, lr in found.values()} == {0.2}
     assert not any("embeddings" in label for label in found)
-
-
-def test_recipes_of_a_table_have_names_of_their_own() -> None:
-    for recipes in METHODS.values():
-        assert len({recipe.name for recipe in recipes}) == len(recipes)
-    assert Recipe(fast="head", slow_lr="per_gradient").name == "classifier fast, k = 5, slow lr / k"
-    assert Recipe("layers", "half", 2, drift=False).name == "half fast, k = 2, no drift, embeddings frozen"
 
 
 def test_a_part_of_a_task_is_drawn_by_the_seed_and_the_dev_texts_are_not() -> None:
