@@ -157,7 +157,8 @@ class _Watch:
         known = value.requires_grad and entering.requires_grad
         passed = torch.autograd.grad([value], [entering], [seed], **options)[0] if known else None
         skips, outputs = passed is not None and len(self._sums) > before, 0 if value is output else len(output)
-        scaled = not skips or torch.equal(passed, seed)  # as where the sum is what it gives, without a norm after it
+        # the sum is what it gives, with no norm after it
+        scaled = not skips or passed is None or torch.equal(passed, seed)
         self.blocks[path] = Block(path, "input" if skips else "zeros", outputs, scaled, own)
         self.reasons.pop(path, None)
         if skips:

@@ -232,7 +232,7 @@ def _flops(twin: nn.Module, inputs: Inputs) -> int:
                     raise
                 LOG.info("%s: FLOPs of the backward pass are not counted: %s", WHERE, error)
     twin.zero_grad()
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def _warn_of_example(paths: Sequence[Path], singles: Iterable[str]) -> None:

@@ -102,7 +102,8 @@ def reads_noted(model: nn.Module) -> Iterator[set[Key]]:
             found.add((path, name))
             return kind.__getattribute__(self, name)
 
-        module.__class__ = type(kind)(kind.__name__, (kind,), {"__getattribute__": note})
+        metaclass: Any = type(kind)
+        module.__class__ = metaclass(kind.__name__, (kind,), {"__getattribute__": note})
     try:
         yield found
     finally:
