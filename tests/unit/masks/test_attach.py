@@ -391,8 +391,6 @@ def test_a_weight_that_is_used_past_its_mask_is_reported_once(make: Any) -> None
     assert caught[0].filename == __file__
 
 
-@pytest.mark.filterwarnings("ignore:.*Function.*should not be instantiated")  # torch 2.11, while it compiles one
-@pytest.mark.parametrize("compiled", [False, True])
-def test_a_mask_that_is_called_is_not_reported(compiled: bool) -> None:
+def test_a_mask_that_is_called_is_not_reported() -> None:
     for model in (mrreg.MultirateMask(Reading(), p=0.5, k=5), nn.Sequential(mrreg.MultirateMask(nn.Linear(4, 4)))):
-        _step(model, torch.compile(model, backend="aot_eager") if compiled else model, penalty=0.1)
+        _step(model, model, penalty=0.1)
