@@ -18,7 +18,7 @@ Layer = tuple[Callable[[], nn.Module], tuple[int, ...]]
 LAYERS: list[Layer] = [
     (lambda: nn.Linear(5, 3), (4, 5)),
     (lambda: nn.Linear(5, 1, bias=False), (5,)),
-    (lambda: nn.Conv1d(4, 6, 3, groups=2), (2, 4, 5)),
+    (lambda: nn.Conv1d(4, 6, 3), (2, 4, 5)),
     (lambda: nn.Conv2d(3, 4, (3, 2)), (2, 3, 5, 5)),
     (lambda: nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last), (1, 3, 4, 4)),
     (lambda: nn.ConvTranspose2d(3, 4, 2), (1, 3, 4, 4)),
