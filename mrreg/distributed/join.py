@@ -17,7 +17,8 @@ class FinalSync:
     """Stands in for what a wrapper calls once on each rank when a join ends, and compares the clocks of the ranks."""
 
     def __init__(self, wrapper: DDP) -> None:
-        self._wrapper, self._original = wrapper, wrapper._sync_final_model
+        self._wrapper = wrapper
+        self._original: Any = wrapper._sync_final_model
         self.clocks: weakref.WeakKeyDictionary[Any, tuple[str, Clock]] = weakref.WeakKeyDictionary()
 
     def __call__(self, is_last_joiner: bool) -> None:

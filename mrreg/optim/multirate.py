@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from typing_extensions import Self
@@ -105,7 +105,7 @@ class Multirate(Optimizer):
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
-        self._order = [] if model is None else list(model.parameters())  # of a base's own state
+        self._order: list[Tensor] = [] if model is None else list(model.parameters())  # of a base's own state
         self._begin(bases, model)
         if model is not None:
             check_use(where, model, self.param_groups)

@@ -1,13 +1,15 @@
 """Checks of DistributedDataParallel on two ranks."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from benchmarks.experiments.scale import counted
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 
@@ -42,7 +44,7 @@ def ddp_multirate(rank: int) -> None:
 
 @check
 def ddp_masks(rank: int) -> None:
-    cases = (PLAIN[0], {}), (PLAIN[1], {"static_graph": True}), (PLAIN[0], {"gradient_as_bucket_view": True})
+    cases: Any = (PLAIN[0], {}), (PLAIN[1], {"static_graph": True}), (PLAIN[0], {"gradient_as_bucket_view": True})
     for make, options in cases:
         equal_to_one_process(DDP(masked_net(), **options), masked_net(), make, rank, masks=True)
     for structure in ("input", "output"):
@@ -53,6 +55,19 @@ def ddp_masks(rank: int) -> None:
 def ddp_masks_and_multirate(rank: int) -> None:
     net = DDP(masked_net(boost=2.0), find_unused_parameters=True)
     equal_to_one_process(net, masked_net(boost=2.0), masked_and_multirate, rank, masks=True)
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Bytes that this rank hands to all_reduce meanwhile."""
+    sent, original = [0], dist.all_reduce
+
+    def count(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += value.numel() * value.element_size()
+        return original(value, *args, **kwargs)
+
+    with mock.patch.object(dist, "all_reduce", count):
+        yield sent
 
 
 @check

@@ -35,7 +35,7 @@ def test_a_plain_list_or_k_1_is_torch(k: int, fast: Any) -> None:
         (mrreg.MultirateAdamW, torch.optim.AdamW, {"amsgrad": True}),
     ):
         net, twin = network(), network()
-        train(net, ours(net.named_parameters(), k=k, fast=fast, **options), range(6))  # type: ignore[arg-type]
+        train(net, ours(net.named_parameters(), k=k, fast=fast, **options), range(6))
         train(twin, theirs(twin.parameters(), **options), range(6))
         assert same(net, twin)
 

@@ -46,7 +46,7 @@ def test_a_state_of_other_groups_or_sizes_is_refused_and_nothing_has_changed() -
         mrreg.split(Net(7), fast="head"),
         mrreg.split(network(), fast="head.bias"),
     ):
-        plain = SGD(other, lr=0.1, momentum=0.9)  # type: ignore[arg-type]
+        plain = SGD(other, lr=0.1, momentum=0.9)
         for p in (p for group in plain.param_groups for p in group["params"]):
             p.grad = torch.ones_like(p)
         plain.step()

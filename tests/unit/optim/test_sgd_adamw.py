@@ -238,7 +238,8 @@ def test_refused(form: Any, kind: type[Exception], options: dict[str, Any], mess
 def test_numpy_numbers_become_pythons() -> None:
     """A checkpoint with NumPy's own could not be loaded with weights_only=True."""
     net = network()
-    optimizer = mrreg.MultirateSGD(net, lr=0.25, k=np.int32(2), fast=net.head, slow_lr=np.float32(0.25))
+    numbers: dict[str, Any] = {"k": np.int32(2), "slow_lr": np.float32(0.25)}
+    optimizer = mrreg.MultirateSGD(net, lr=0.25, fast=net.head, **numbers)
     optimizer.param_groups[1]["period"] = np.int64(4)
     train(net, optimizer, range(3))
     kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
