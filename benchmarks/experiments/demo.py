@@ -10,19 +10,22 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core import records, runner
-from benchmarks.core.comparison import Comparison, Costs, Job, Search, evenly
+from benchmarks.core.comparison import Comparison, Costs, Job, Options, Search, evenly
+from benchmarks.core.runner import Benchmark
 from benchmarks.core.sections import Curves, Shown
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batches, Loop, shuffled
 from benchmarks.data.mnist import CLASSES, Digits, load
 from benchmarks.experiments import regularizers, spiral
 from benchmarks.experiments.thin import mnist
+from benchmarks.experiments.thin.mlp import PAIRS, shares
 from benchmarks.report import headlines, pages
 from benchmarks.report.headlines import Card, Pair
 
@@ -140,7 +143,7 @@ WIDE_PRESETS = {
 
 def wide_comparisons(config: mnist.Config) -> list[Comparison[regularizers.Method]]:
     """Compare with half of the units left out, and a fifth or half of the inputs, whichever is better."""
-    grid = {DROPOUT: [{"p": p} for p in mnist.PAIRS], THIN: [{"p": mnist.shares(*p)} for p in mnist.PAIRS]}
+    grid: dict[str, list[Options]] = {DROPOUT: [{"p": p} for p in PAIRS], THIN: [{"p": shares(*p)} for p in PAIRS]}
     budgets, costs = evenly(config.steps, config.points), Costs[regularizers.Method](NONE, config.timings)
     return [Comparison(WIDE, config.seeds, budgets, costs, Search(grid, at="seconds"))]
 
@@ -189,8 +192,9 @@ def run(out: Path, preset: str) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more only wait for each other on matrices this small
     shown, shows = [], []
+    every: tuple[Benchmark[Any], ...] = (WIDE_BENCHMARK, BENCHMARK, spiral.BENCHMARK)
     try:
-        for each in (WIDE_BENCHMARK, BENCHMARK, spiral.BENCHMARK):
+        for each in every:
             print(f"{each.name}: {len(each.runs(each.config(preset)))} runs", flush=True)
             record = records.load(runner.run(each, preset, out, fresh=True).path)
             there = [part for part in each.sections if part.presets is None or preset in part.presets]

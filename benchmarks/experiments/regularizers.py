@@ -102,7 +102,8 @@ class Tried:
 
     def grid(self) -> dict[str, list[Options]]:
         """Return four trials for each method."""
-        rates, middle = [{"lr": lr} for lr in self.rates], [{"lr": lr} for lr in self.rates[1:3]]
+        rates: list[Options] = [{"lr": lr} for lr in self.rates]
+        middle = rates[1:3]
 
         def with_rates(name: str, values: Sequence[Any]) -> list[Options]:
             return [{name: value, **lr} for value in values for lr in middle]
@@ -110,7 +111,11 @@ class Tried:
         def with_decay(values: Sequence[Any]) -> list[Options]:
             return [{"p": values[0], "weight_decay": decay, **lr} for decay in self.decays for lr in middle]
 
-        found = {NONE: rates, DECAY: with_rates("weight_decay", self.decays), DROPOUT: with_rates("p", self.dropout)}
+        found: dict[str, list[Options]] = {
+            NONE: rates,
+            DECAY: with_rates("weight_decay", self.decays),
+            DROPOUT: with_rates("p", self.dropout),
+        }
         found |= {DEPTH: with_rates("p", self.depth)} if self.depth else {}
         found |= {DEFAULTS: rates, THIN: with_rates("p", self.thin), FRESH: with_rates("p", self.thin)}
         return found | {BOTH: with_decay(self.dropout), THIN_DECAY: with_decay(self.thin)}

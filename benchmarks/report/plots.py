@@ -55,7 +55,10 @@ def plots(section: Section, record: Record, looks: Mapping[str, Look] | None = N
         with mpl.rc_context(STYLE):
             figure = Figure(figsize=(7, max(2.2, 1.2 + 0.3 * rows) if rows else 4.2), layout="constrained")
             axes = figure.add_subplot()
-            drawn = draw_rows(plot, section, record, axes, looks) if rows else draw_curves(plot, record, axes, looks)
+            if isinstance(plot, Bars):
+                drawn = draw_rows(plot, section, record, axes, looks)
+            else:
+                drawn = draw_curves(plot, record, axes, looks)
             if drawn:
                 made.append((f"{section.title}: {plot.ylabel}", uri(figure)))
     return made

@@ -73,7 +73,7 @@ def _resnet(block: str, layers: list[int], **options: Any) -> Callable[[], Case]
 
         kind: Any = getattr(resnet, block)
         model = resnet.ResNet(kind, [*layers, 1, 1], num_classes=5, **options)
-        model.layer3, model.layer4, model.fc = nn.Identity(), nn.Identity(), nn.Linear(128 * kind.expansion, 5)  # type: ignore[assignment]
+        model.layer3, model.layer4, model.fc = nn.Identity(), nn.Identity(), nn.Linear(128 * kind.expansion, 5)
         return Case(model, image())
 
     return make

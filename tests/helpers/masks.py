@@ -86,7 +86,7 @@ def masks(model: nn.Module) -> list[mrreg.MultirateMask]:
     return [m for m in model.modules() if isinstance(m, mrreg.MultirateMask)]
 
 
-def slow_entries(mask: mrreg.MultirateMask) -> Iterator[tuple[Tensor, Tensor]]:
+def slow_entries(mask: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Each masked parameter with the truth values of its slow entries."""
     for target in of(mask).targets:
         p = mask.get_parameter(target.name)

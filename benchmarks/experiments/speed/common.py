@@ -113,7 +113,7 @@ def beside_dropout(
         turns = [dict(zip(timed, turn, strict=True)) for turn in zip(*timed.values(), strict=True)]
         return [ratios(turn, case.cycles) for turn in turns]
 
-    return Benchmark(name, presets, runs, execute, sections)
+    return Benchmark(name, presets, runs, execute, tuple(sections))
 
 
 def below(method: str, name: str, bound: float) -> Values:

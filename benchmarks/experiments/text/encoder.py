@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ class Classifier(nn.Module):
     `encoder` is one of transformers, `layers` its layers, first to last.
     """
 
-    def __init__(self, encoder: Any, layers: Sequence[nn.Module], classes: int) -> None:
+    def __init__(self, encoder: Any, layers: Iterable[nn.Module], classes: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.fc = nn.Linear(encoder.config.hidden_size, classes)

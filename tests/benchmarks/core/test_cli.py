@@ -173,13 +173,13 @@ def test_the_report_writes_the_page_and_the_documentation(command: Command, tmp_
     records.Record("biases", "smoke", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}).save(tmp_path / "biases-smoke.json")
     done = command("report", "--records", str(tmp_path), "--out", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
-    written = ("report.html", "report.md", "numbers.csv", "results.md", "results.svg")
+    written = ("report.html", "report.md", "numbers.csv", "results.md", "results.svg", "when-it-helps.svg")
     assert done.stdout.splitlines() == [str(tmp_path / "new" / name) for name in written]
 
 
 def test_a_record_without_its_benchmark_is_a_closed_question(command: Command, tmp_path: Path) -> None:
     record = records.Record("nobody", "cpu", {}, "cpu", 1, {"torch": "x", "mrreg": "x"}, answer=["Nothing was gained."])
-    results = [{"accuracy": 90.0, "curve": [1.0, 2.0], "one": [1.0]}, {"accuracy": 92.0}]
+    results: list[Any] = [{"accuracy": 90.0, "curve": [1.0, 2.0], "one": [1.0]}, {"accuracy": 92.0}]
     record.add("a", "a method", (0, 1), 1.0, list(results))
     record.runs["a"]["commit"] = "abc123"
     record.save(tmp_path / "nobody-cpu.json")

@@ -38,9 +38,9 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / "ptb" / f"ptb.{part}.txt").write_text("a b c d e f g h " * 300)
     (tmp_path / "graphs").mkdir()
     nodes = np.arange(30)
-    splits = dict(zip(("train", "valid", "test"), np.split(nodes, (10, 20)), strict=True))
+    splits: dict[str, Any] = dict(zip(("train", "valid", "test"), np.split(nodes, (10, 20)), strict=True))
     edges = np.stack([nodes, np.roll(nodes, 1)], 1)
-    words = {"indptr": np.arange(31) * 2, "indices": np.arange(60) % 12}
+    words: dict[str, Any] = {"indptr": np.arange(31) * 2, "indices": np.arange(60) % 12}
     np.savez(tmp_path / "graphs" / "cora.npz", edges=edges, labels=nodes % 3, **words, **splits)
     return tmp_path
 
@@ -191,7 +191,7 @@ def test_momentum_of_absent_units_is_held_or_decays_or_begins_anew() -> None:
     found = {}
     for name in (held.JOINT, held.DECAYS, held.RESET):
         config, job = held.Config(2, (), "smoke"), Job("compare", 4, "digits", torch.device("cpu"), None, name)
-        loop = held.build(config, replace(held.METHODS[name], optimizer="AdamW", lr=1e-3), 0, job)
+        loop: Any = held.build(config, replace(held.METHODS[name], optimizer="AdamW", lr=1e-3), 0, job)
         for _ in range(5):
             loop.step()
         before = loop.optimizer.state[loop.model[0].weight]["exp_avg"].clone()

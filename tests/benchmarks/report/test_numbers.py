@@ -28,7 +28,7 @@ def numbers() -> dict[str, str]:
     shown, shows = pages.sources(records.load_all(RESULTS))
     made = {
         f"{record.benchmark} {record.preset}: {part.title}": fingerprint(
-            each.values(record) for each in (*part.rows, *part.claims)
+            [each.values(record) for each in part.rows] + [each.values(record) for each in part.claims]
         )
         for record, parts in shown
         for part in parts

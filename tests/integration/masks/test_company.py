@@ -57,7 +57,7 @@ def test_copies_of_a_mask_are_masks(make: Callable[[], Any]) -> None:
 
 def test_replicas_of_data_parallel_are_refused() -> None:
     mask, _optimizer = attached(nn.Linear(6, 8))
-    replica: Any = mask._replicate_for_data_parallel()
+    replica: Any = mask._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
     with pytest.raises(RuntimeError, match=r"nn.DataParallel copies the module.*Use DistributedDataParallel"):
         replica(torch.ones(2, 6))
 

@@ -192,7 +192,7 @@ def test_several_optimizers_have_their_own_clocks() -> None:
 
 
 def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
-    model = mlp()
+    model: Any = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     seen: list[torch.Tensor] = []
 

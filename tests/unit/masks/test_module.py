@@ -92,7 +92,7 @@ def test_which_parameters(wanted: Any, names: list[str]) -> None:
 
 def test_the_module_stays_itself() -> None:
     layer = nn.Linear(3, 2)
-    mask = mrreg.MultirateMask(layer, k=4)
+    mask: Any = mrreg.MultirateMask(layer, k=4)
     assert mask is layer
     assert isinstance(mask, nn.Linear)
     assert isinstance(mask, mrreg.MultirateMask)
@@ -100,8 +100,10 @@ def test_the_module_stays_itself() -> None:
     assert not isinstance("mask", mrreg.MultirateMask)
     assert type(mask).__name__ == "Linear"
     assert "p=0.5, structure='weight', k=4, boost=None, rescale=False" in repr(mask)
-    assert type(mrreg.unwrap(mask)) is nn.Linear
-    assert not isinstance(mask, mrreg.MultirateMask)
+    plain: Any = mrreg.unwrap(mask)
+    assert plain is layer
+    assert not isinstance(plain, mrreg.MultirateMask)
+    assert type(plain) is nn.Linear
     container: Any = mrreg.MultirateMask(nn.Sequential(layer, nn.ReLU()))
     assert list(container) == [layer, container[1]]
     assert repr(container).startswith("Sequential(\n  mask(p=0.5")

@@ -187,9 +187,10 @@ def watched() -> tuple[Watched, Optimizer]:
 
 
 def test_others_see_whole_tensors_during_a_masked_forward() -> None:
-    model, _ = watched()
+    model: Any = watched()[0]
     shapes = {name: value.shape for name, value in net().state_dict().items()}
-    plain, seen, before = net().eval(), [], model[0].weight.detach().clone()
+    plain: Any = net().eval()
+    seen, before = [], model[0].weight.detach().clone()
 
     def elsewhere() -> None:
         seen.append(model[0].weight.shape == (8, 6) and model[1].running_mean.shape == (8,))

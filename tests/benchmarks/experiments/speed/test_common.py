@@ -30,7 +30,7 @@ def test_a_call_trains_whole_cycles(module: Any, ours: str, name: str, monkeypat
         made.append(torch.optim.SGD(parameters, lr=0.1))
         return made[0]
 
-    monkeypatch.setitem(OPTIMIZERS, "SGD", noted)  # type: ignore[arg-type]
+    monkeypatch.setitem(OPTIMIZERS, "SGD", noted)
     case, network = Case(name, k=3, cycles=2), module.NETWORKS[name]
     training(case, network.build(case, ours), network.inputs(), driven=True)()
     assert made[0].param_groups[0]["mask_clock"] == 6

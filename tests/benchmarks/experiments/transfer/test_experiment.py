@@ -11,20 +11,8 @@ from helpers.cifar import write_cifar100
 from benchmarks.core.comparison import Job
 from benchmarks.core.records import Record, new
 from benchmarks.experiments.transfer import experiment as transfer
-from benchmarks.experiments.transfer.experiment import (
-    BLOCK,
-    FC,
-    FULL,
-    GRADUAL,
-    METHODS,
-    MOBILENET,
-    MULTIRATE,
-    PRESETS,
-    RESNET50,
-    comparisons,
-    search,
-)
-from benchmarks.experiments.transfer.models import SOURCES
+from benchmarks.experiments.transfer.experiment import MOBILENET, PRESETS, RESNET50, comparisons, search
+from benchmarks.experiments.transfer.models import BLOCK, FC, FULL, GRADUAL, METHODS, MULTIRATE, SOURCES
 
 
 def record(numbers: dict[str, dict[str, Any]]) -> Record:

@@ -10,23 +10,25 @@ from benchmarks.core.training import Loop
 from benchmarks.data.images import Images
 from benchmarks.experiments.transfer import experiment
 from benchmarks.experiments.transfer.experiment import (
-    BLOCK,
     CONSTANT,
     DECAY,
+    MOBILENET,
+    VARIANTS,
+    WEIGHT_DECAY,
+    TransferConfig,
+)
+from benchmarks.experiments.transfer.models import (
+    BLOCK,
     FC,
     FULL,
     GRADUAL,
     METHODS,
-    MOBILENET,
     MULTIRATE,
     MULTIRATE_BLOCK,
     MULTIRATE_HELD,
-    VARIANTS,
-    WEIGHT_DECAY,
     K,
-    TransferConfig,
+    MobileNetV1,
 )
-from benchmarks.experiments.transfer.models import MobileNetV1
 
 CONFIG = TransferConfig(1, 1, (MOBILENET,), 3, images=9, validation=2, pixels=32, batch=4, lr=0.01, decay_lr=0.01)
 ALL = {"fc", "stage3", "stage2", "stage1"}
@@ -37,7 +39,7 @@ def _given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven random images, two of them for validation, and a network that is not pretrained."""
     x, y = torch.randint(0, 256, (11, 3, 32, 32), dtype=torch.uint8), torch.arange(11) % 10
     monkeypatch.setitem(experiment.DATA, "cifar10", ("CIFAR-10", 10, lambda *_: Images(x, y, x[:5], y[:5])))
-    monkeypatch.setattr(experiment.models, "pretrained", lambda *_: MobileNetV1(10))
+    monkeypatch.setattr("benchmarks.experiments.transfer.models.pretrained", lambda *_: MobileNetV1(10))
 
 
 def begin(method: str, variant: str = CONSTANT, *, steps: int = 6, seed: int = 0) -> Loop:
