@@ -43,6 +43,9 @@ class MaskedForward:
     """
 
     def __init__(self, mask: Mask, module: nn.Module) -> None:
+        if "_is_replica" in vars(module):
+            problem = "nn.DataParallel copies the module at every forward, and copies are not masked"
+            raise invalid_state(mask.where, problem, "Use DistributedDataParallel.")
         self._mask, self._module = mask, module
         self.thread, self._in_backward = get_ident(), False
         self._step, self._outside, self._has_checkpoint = mask.step, _autograd_mode(), False
@@ -192,6 +195,8 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
     if masked and (_is_exporting() if compiling else torch._C._is_tracing()):
         problem = "a trace of a masked forward would leave out the same entries for ever"
         raise invalid_state(mask.where, problem, "Call eval() first; torch.compile follows the mask.")
+    if compiling and masked and mask.block_group is not None:  # or each cycle would need a graph of its own
+        return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
     if compiling:
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
     if mask.timer is not None and module.training and torch.is_grad_enabled():
@@ -209,9 +214,6 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
             mask.warn_if_undriven(module)
         with mask.lock if mask.overrides else nullcontext():
             return forward(module, *args, **kwargs)
-    if "_is_replica" in vars(module):
-        problem = "nn.DataParallel copies the module at every forward, and copies are not masked"
-        raise invalid_state(mask.where, problem, "Use DistributedDataParallel.")
     mask.forward_ran = True
     mask.warn_if_moved()
     with mask.lock, MaskedForward(mask, module) as running:
@@ -237,8 +239,6 @@ def _may_be_differentiated() -> bool:
 
 def _run_traced(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
-    if mask.block_group is not None:  # or each cycle would need a graph of its own
-        return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
     mask.forward_ran = True
     whole = {name: tensor.of(module) for name, tensor in mask.tensors.items()}
     small = {name: tensor.gather(whole[name]) for name, tensor in mask.tensors.items()}

@@ -29,6 +29,7 @@ class Config:
     longest: int = 32
     timings: int = 3
     validation: int = 1000  # the last texts of those to train on
+    test: int | None = None  # of the dev texts; None: all
 
 
 def network(config: Config, method: Method, job: Job) -> nn.Module:
@@ -45,14 +46,14 @@ def loop(config: Config, net: nn.Module, optimizer: Optimizer, seed: int, job: J
     whole = text_data.load(TASK, config.encoder, config.longest, job.data_dir).to(job.device)
     rest = len(whole.train) - config.validation
     chosen = torch.randperm(rest, generator=torch.Generator().manual_seed(seed))[: config.texts]
-    splits = {"validation": whole.train[torch.arange(rest, len(whole.train))], "test": whole.dev}
+    splits = {"validation": whole.train[torch.arange(rest, len(whole.train))], "test": whole.dev[: config.test]}
     return text_loop(net, optimizer, whole.train[chosen], config.batch, seed, splits)
 
 
 STUDY = Regularizers(
     "regularizers-finetune",
     {
-        "smoke": Config(2, 2, 16, points=1, batch=4, longest=8, timings=1),
+        "smoke": Config(2, 2, 16, points=1, batch=4, longest=8, timings=1, validation=4, test=4),
         "cpu": Config(3, 90, 480),
         "gpu": Config(10, 1000, 4000, "distilbert", 4, 32, 128, 10),
     },

@@ -69,7 +69,8 @@ def comparisons(config: Config) -> list[Comparison[Method]]:
 
 def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
     study = TASKS[job.setting]
-    loop = study.build(replace(study.presets[config.preset], **SMALLER.get(job.setting, {})), method, seed, job)
+    smaller = SMALLER.get(job.setting, {}) if config.preset == "cpu" else {}
+    loop = study.build(replace(study.presets[config.preset], **smaller), method, seed, job)
     if job.name.endswith((DECAYS, RESET)):
         _let_go(loop.optimizer, job.name.endswith(RESET))
     return loop
