@@ -121,7 +121,8 @@ def swap_dropout(
     chosen, thin = _search(model, k, example_inputs, sites)
     report = Report({path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | others, thin)
     if thin is None:
-        warn(f"{WHERE}: no mask was put anywhere: {report}")
+        told = f"no mask was put anywhere: {report}" if report else "the model has no dropout. Call mrreg.thin"
+        warn(f"{WHERE}: {told}.")
         return model, report
     thin.dropouts = tuple(path for path in thin.dropouts if path not in chosen)  # the others are still on
     install(model, thin.groups, thin.overrides, k=k, boost=boost, rescale=rescale is not False, flops=thin.flops)

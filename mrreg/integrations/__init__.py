@@ -18,13 +18,15 @@ class MaskDriver:
 
     Args:
         seed: Chooses the slow subsets, at least 0; a resumed optimizer brings its own.
+        joint: As in `mrreg.attach`.
 
     Raises:
         ValueError: When training begins, if the model has no mask, or masked parameters are in no optimizer.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, joint: bool = True) -> None:
         self.seed = check_int("MultirateCallback", "seed", seed, least=0)
+        self.joint = joint
         self.handle: Attachment | None = None
         self._optimizers: list[Optimizer] = []
 
@@ -32,4 +34,4 @@ class MaskDriver:
         """Attach; optimizers that go on where an earlier training of the same trainer ended keep their clock."""
         found = list(optimizers)
         if list(map(id, found)) != list(map(id, self._optimizers)):
-            self.handle, self._optimizers = attach(found, model, self.seed), found
+            self.handle, self._optimizers = attach(found, model, self.seed, joint=self.joint), found

@@ -91,7 +91,7 @@ class StepTimer:
             self._compared, (joint, masked) = True, self.medians().values()
             problem = f"masked steps take {masked:.3g} s, joint ones {joint:.3g} s: too small for gathering to pay"
             if masked >= joint:
-                warn(f"attach: {problem}. Take larger layers or batches, `exclude` small ones, or use nn.Dropout.")
+                warn(f"attach: {problem}. Take larger layers, batches or p, `exclude` small layers, or use nn.Dropout.")
 
 
 def _now(device: torch.device) -> Any:

@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -26,6 +26,7 @@ from mrreg.distributed.sharding import any_nonzero, is_sharded
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks.clock import CLOCK, SEED, StepTimer, clear_clock, read_clock, write_clock
 from mrreg.masks.mask import Mask
+from mrreg.masks.nested import leaves
 from mrreg.masks.step import Call, MaskedStep
 
 WHERE = "attach"
@@ -129,6 +130,8 @@ class MaskStepHooks:
                     raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, name)
+                    if mask.plain and _has_state(optimizer, p):  # a schedule may have turned a momentum on
+                        mask.plain -= {id(p)}
                     masked.append((mask.tensors[name], p, mask))
         return self.step.begin(optimizer, masked, (args, kwargs), grads_may_change)
 
@@ -143,7 +146,7 @@ class MaskStepHooks:
             mask.warn_if_unused()
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         if _is_step(optimizer):
-            self.timer.end({mask.masking for mask, _ in self.masks if mask.p > 0 and mask.k > 1})
+            self.timer.end({mask.masking for mask, _ in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
             first = optimizer.param_groups[0]
             self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask, _ in self.masks))
             if any(g.kept < g.units and not g.keeps_shape for mask, _ in self.masks for g in mask.groups):
@@ -152,6 +155,12 @@ class MaskStepHooks:
             self.timer.begun = None
             for mask, _first in self.masks:
                 mask.forget_versions()  # a fused step that found inf has written what it read
+
+
+def _has_state(optimizer: Optimizer, p: Tensor) -> bool:
+    """Tell if the optimizer keeps a number for each entry of a parameter, as for a momentum."""
+    state = leaves(optimizer.state.get(p, {}))
+    return any(isinstance(value, Tensor) and value.dim() and value.shape == p.shape for _, value in state)
 
 
 def _is_step(optimizer: Optimizer) -> bool:

@@ -81,7 +81,7 @@ def _position(hooks: Any, optimizer: Any, k: int, names: Mapping[int, str]) -> P
     share = present / entries if entries else 1.0
     flops = [(mask.flops[not mask.masking], mask.flops[1]) for mask, _ in masks if mask.flops]
     boosts = dict.fromkeys(m.boost_of(p) for m, _ in masks if hooks.joint for _, p in m.masked_parameters())
-    seconds = hooks.timer.medians() if k > 1 and any(mask.p > 0 for mask, _ in masks) else {}
+    seconds = hooks.timer.medians() if any(mask.p > 0 for mask, _ in masks) else {}
     clock = optimizer.param_groups[0][CLOCK]
     cycle, phase = divmod(clock, k)
     wait = k - 1 - phase
@@ -101,6 +101,8 @@ def _position(hooks: Any, optimizer: Any, k: int, names: Mapping[int, str]) -> P
     lines += [f"    boost {boost:g}: {why}" for boost, why in boosts]
     if len(seconds) == 2:
         lines.append("    joint steps take {joint_seconds:.3g} s, masked ones {masked_seconds:.3g} s".format(**seconds))
+    elif seconds and not hooks.joint:
+        lines.append("    steps take {masked_seconds:.3g} s".format(**seconds))
     for each in (subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)):
         what = f"units ({each.kind})" if each.kind else "entries"
         name = each.name or "the model itself"

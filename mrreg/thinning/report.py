@@ -156,7 +156,7 @@ class ThinReport(Mapping[str, ThinEntry]):
         told = {word: [f"{n} of {kind}" for (each, kind), n in counts.items() if each == word] for word, _ in counts}
         lines = [
             f"{sum(counts.values())} of {len(self)} groups lose units: a masked step computes {self.masked_share:.0%} "
-            f"of a plain step's FLOPs, a cycle of {self.k} steps {self.cycle_share:.0%}."
+            f"of a plain step's FLOPs{f', a cycle of {self.k} steps {self.cycle_share:.0%}' if self.k > 1 else ''}."
         ]
         if "left out" in told:
             lines.append(f"left out: {', '.join(told['left out'])}")

@@ -77,3 +77,11 @@ def test_a_missing_framework_is_named_with_its_remedy(framework: str, monkeypatc
         ImportError, match=f"mrreg.integrations.{framework} needs {framework}.*: pip install {framework}$"
     ):
         importlib.import_module(f"mrreg.integrations.{framework}")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_options_of_attach_are_passed_on(framework: str) -> None:
+    model, optimizer = masked()
+    each = callback(framework, joint=False)
+    begin(each, optimizer, model)
+    assert "no joint step" in str(each.handle)

@@ -62,3 +62,15 @@ def test_a_handle_that_goes_takes_its_choice_along() -> None:
     assert of(model[0]).boost == 4
     mrreg.attach(plain, model)
     assert of(model[0]).boost == 4
+
+
+def test_a_momentum_that_a_schedule_turns_on_ends_the_boost() -> None:
+    """OneCycleLR writes momentum into the groups of plain SGD: k times such an update would diverge."""
+    model = thin_net(torch.float32, boost=None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = mrreg.attach(optimizer, model)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+    assert optimizer.param_groups[0]["momentum"] > 0
+    train(model, optimizer, 2)
+    assert handle.state()["mask/boost"] == 1
+    assert "as with momentum" in str(handle)

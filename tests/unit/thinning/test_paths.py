@@ -2,6 +2,7 @@
 
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -136,6 +137,21 @@ def test_paths_of_training_mode_are_tried_also_where_batch_norm_refuses(examples
 @pytest.mark.parametrize("examples", [1, 4])
 def test_one_example_is_enough_for_batch_norm(examples: int) -> None:
     _, report = mrreg.thin(Net(), example_inputs=X[:examples])
+    assert report["up"].admitted
+
+
+def test_what_the_first_call_sets_is_no_other_path() -> None:
+    """As the configuration of a Hugging Face model, which its first loss completes."""
+    config = SimpleNamespace(kind=None)
+
+    def first(_: Net, hidden: Tensor) -> Tensor:
+        if config.kind is None:
+            config.kind, hidden = "set", hidden.clone()
+        return hidden
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, report = mrreg.thin(Net(first), p=0.5, example_inputs=X)
     assert report["up"].admitted
 
 
