@@ -173,7 +173,7 @@ class Finder:
             return "nothing that can be read takes these channels"
         if consumers and not self.compared.intersection(op for place in consumers for op in self.columns[place]):
             return "no tensor that the forward returns depends on them"
-        if len(units) < 2 and all(len(where) == 1 for where in units[0].values()):
+        if not shared and len(units) < 2 and all(len(where) == 1 for where in units[0].values()):
             return "it is one unit alone"
         if shared or len(units) < 2:
             return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
