@@ -187,7 +187,8 @@ def watched() -> tuple[Watched, Optimizer]:
 
 
 def test_others_see_whole_tensors_during_a_masked_forward() -> None:
-    model: Any = watched()[0]
+    model: Any
+    model, _optimizer = watched()
     shapes = {name: value.shape for name, value in net().state_dict().items()}
     plain: Any = net().eval()
     seen, before = [], model[0].weight.detach().clone()
