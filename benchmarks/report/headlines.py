@@ -154,7 +154,7 @@ class Card:
     cost: str = "A step takes {} of a plain step's time, one with {} {} ({})."
 
 
-TASKS = ("regularizers-characters", "regularizers-digits", "regularizers-vit", "regularizers-convolutions")
+TASKS = ("regularizers-digits", "regularizers-vit", "regularizers-cora", "regularizers-table")
 FC, FULL, BLOCK = "multirate k = 5, fast: fc", "full fine-tuning", "last block + fc only"
 CIFAR = "MobileNetV1 (width 0.25) on CIFAR-10: own lr: "
 CARDS = (
@@ -162,8 +162,8 @@ CARDS = (
         "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "
         "computed; on the k-th all of it is there.",
         "You would use dropout, and time matters.", TASKS,
-        Curves({each: each for each in ("none", "dropout", OURS)}, "loss by time", "seconds of training",
-               "test loss in nats", "seconds"),
+        Curves({each: each for each in ("none", "dropout", OURS)}, "accuracy by time", "seconds of training",
+               "test accuracy in %", "seconds"),
     ),
     Card(
         "Masks", "A random part of the weights or units rests for k - 1 of k steps; a resting unit is not computed.",
