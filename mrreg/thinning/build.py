@@ -67,7 +67,7 @@ def thin(
             for `isinstance`, and so do its parameters and its state dict.
         p: Share of units that are absent, in [0, 1]; at least one unit stays, and convolutions keep a multiple of
             eight channels where that is near. A number is for the kinds "hidden", "heads" and "channels"; None means
-            0.25 for hidden units and heads, 0.125 for channels. A mapping gives p for kinds ("inputs" and "stream",
+            0.125 for hidden units and channels, 0.25 for heads. A mapping gives p for kinds ("inputs" and "stream",
             the residual sum, too) and for glob patterns of module paths, which go before kinds; what it does not name
             is not dropped. "blocks" takes a number, for all modules with a skip connection of their own, or a mapping
             from patterns of module paths to numbers: those modules are not called while they are off, and round(sum

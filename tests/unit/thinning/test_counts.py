@@ -57,9 +57,9 @@ def test_kinds_that_are_no_default_lose_units_only_if_they_are_named() -> None:
 
 
 def test_without_p_each_kind_has_its_own() -> None:
-    assert counts(None) == {"layer.0.attention": 2, "layer.0.mlp": 2, "layer.1.mlp": 5, "conv": 5}
+    assert counts(None) == {"layer.0.attention": 2, "layer.0.mlp": 1, "layer.1.mlp": 2, "conv": 5}
     (named,) = with_counts([group("first", "inputs", 12)], None, ["inputs"], None)
-    assert named.kept == 9
+    assert named.kept == 10
 
 
 @pytest.mark.parametrize(
