@@ -31,7 +31,7 @@ class Method:
     Args:
         kind: What is left out: units or entries for each example (dropout), branches (depth), units for the batch
             (thin).
-        p: Its share. For thin training pairs of kinds and shares, or None for the library's defaults; for networks with
+        p: Its share. For thin training as in `mrreg.thin`, a mapping as pairs; for networks with
             dropout of their inputs a pair, of the inputs and of hidden units.
         k, boost, joint: As in `mrreg.thin` and `mrreg.attach`.
         lr: The largest learning rate.
@@ -54,7 +54,8 @@ class Method:
 
 
 NONE, DROPOUT, DECAY, DEPTH = "none", "dropout", "weight decay", "stochastic depth"
-DEFAULTS, THIN, FRESH = "thin, defaults", "thin, tuned", "thin, new units at every step"
+DEFAULTS, QUARTER = "thin, defaults", "thin, a quarter of the units"
+THIN, FRESH = "thin, tuned", "thin, new units at every step"
 BOTH, THIN_DECAY = "dropout and weight decay", "thin and weight decay"
 METHODS = {
     NONE: Method(),
@@ -62,6 +63,7 @@ METHODS = {
     DROPOUT: Method("dropout"),
     DEPTH: Method("depth"),
     DEFAULTS: Method("thin", None),
+    QUARTER: Method("thin", 0.25),  # once the defaults
     THIN: Method("thin"),
     FRESH: Method("thin", k=1, joint=False),
     BOTH: Method("dropout"),
@@ -99,6 +101,7 @@ class Tried:
     dropout: tuple[Any, Any]
     thin: tuple[Any, Any]
     depth: tuple[float, ...] = ()  # empty where the network has no branches
+    quarter: bool = False
 
     def grid(self) -> dict[str, list[Options]]:
         """Return four trials for each method."""
@@ -117,7 +120,8 @@ class Tried:
             DROPOUT: with_rates("p", self.dropout),
         }
         found |= {DEPTH: with_rates("p", self.depth)} if self.depth else {}
-        found |= {DEFAULTS: rates, THIN: with_rates("p", self.thin), FRESH: with_rates("p", self.thin)}
+        found |= {DEFAULTS: rates} | ({QUARTER: rates} if self.quarter else {})
+        found |= {THIN: with_rates("p", self.thin), FRESH: with_rates("p", self.thin)}
         return found | {BOTH: with_decay(self.dropout), THIN_DECAY: with_decay(self.thin)}
 
 
@@ -143,11 +147,15 @@ class Regularizers(Generic[C]):
     def comparisons(self, config: C) -> list[Comparison[Method]]:
         grid = self.tried.grid()
         score: dict[str, Any] = {"score": least_loss} if self.loss else {}
+        # a timing of their own, since the defaults may change when all else has been measured
+        parts = {"costs": [name for name in grid if name != DEFAULTS], "costs of the defaults": [NONE, DEFAULTS]}
         return [
             Comparison(
-                {name: METHODS[name] for name in grid}, config.seeds, evenly(config.steps, config.points),
-                Costs(NONE, config.timings), Search(grid, **score), splits=("validation", "test"),
+                {name: METHODS[name] for name in names}, config.seeds, evenly(config.steps, config.points),
+                Costs(NONE, config.timings, name=costs), Search({name: grid[name] for name in names}, **score),
+                splits=("validation", "test"),
             )
+            for costs, names in parts.items()
         ]  # fmt: skip
 
     def build(self, config: C, method: Method, seed: int, job: Job) -> Loop:
@@ -170,7 +178,7 @@ class Regularizers(Generic[C]):
     def _groups(self, config: C, p: Any, job: Job) -> mrreg.ThinReport:
         key = (self.name, config, p, job.data_dir)
         if key not in _GROUPS:
-            model, shares = self.network(config, Method(), job), None if p is None else dict(p)
+            model, shares = self.network(config, Method(), job), dict(p) if isinstance(p, tuple) else p
             _GROUPS[key] = mrreg.thin(model, shares, example_inputs=self.example(config, job))[1]
         return _GROUPS[key]
 

@@ -79,7 +79,7 @@ STUDY = Regularizers(
     network=lambda config, method, _: network(method, (pixels(config), config.width, mnist.CLASSES)),
     example=lambda config, _: torch.rand(2, pixels(config)),
     loop=loop,
-    tried=Tried((3e-4, 1e-3, 3e-3, 1e-2), (0.1, 1.0), PAIRS, (shares(0.2, 0.5), shares(0.5, 0.25))),
+    tried=Tried((3e-4, 1e-3, 3e-3, 1e-2), (0.1, 1.0), PAIRS, (shares(0.2, 0.5), shares(0.5, 0.25)), quarter=True),
     note="Two hidden layers of 1,000, batch 100, AdamW. Validation is on 5,000 other training images.",
     data="MNIST",
 )

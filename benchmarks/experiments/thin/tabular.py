@@ -66,7 +66,13 @@ STUDY = Regularizers(
     network=lambda config, method, _: network(method, (COLUMNS, config.width, CLASSES)),
     example=lambda config, _: torch.rand(2, COLUMNS),
     loop=loop,
-    tried=Tried((1e-4, 3e-4, 1e-3, 3e-3), (3.0, 10.0), ((0.0, 0.5), (0.1, 0.5)), (shares(0.0, 0.5), shares(0.1, 0.25))),
+    tried=Tried(
+        (1e-4, 3e-4, 1e-3, 3e-3),
+        (3.0, 10.0),
+        ((0.0, 0.5), (0.1, 0.5)),
+        (shares(0.0, 0.5), shares(0.1, 0.25)),
+        quarter=True,
+    ),
     note="Two hidden layers of 512 (`gpu`: 4,096), 1,000 rows (`gpu`: 5,000) drawn for each seed, batch 100, AdamW. "
     "Validation is on 5,000 other rows.",
     data="diamonds (ggplot2)",

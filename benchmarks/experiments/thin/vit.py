@@ -42,6 +42,7 @@ STUDY = Regularizers(
         (0.1, 0.2),
         ((("hidden", 0.5), ("heads", 0.25)), (("hidden", 0.25), ("heads", 0.0))),
         (0.1, 0.3),
+        quarter=True,
     ),
     note="2 layers of width 128 with 4 heads on patches of 4 x 4 of images at 16 x 16 (`gpu`: 6 of 256 with 8), 1,000 "
     "training images drawn for each seed (`gpu`: 15,000), batch 50, no augmentation, AdamW. Validation is on 1,000 "
