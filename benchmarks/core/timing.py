@@ -1,24 +1,10 @@
 """One clock for everything that is timed, and seconds of alternatives that take turns in one process."""
 
-import time
 from collections.abc import Callable, Mapping
 
 import torch
 
-
-def clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock for work on a device, which is waited for before the clock is read.
-
-    With one CPU thread it counts the seconds of this process, which other processes hardly disturb.
-    """
-    if device.type == "cpu":
-        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-
-    def synchronized() -> float:
-        synchronize(device)
-        return time.perf_counter()
-
-    return synchronized
+from mrreg.auditing.measure import clock
 
 
 def interleaved(
