@@ -1,10 +1,16 @@
 """One clock for everything that is timed, and seconds of alternatives that take turns in one process."""
 
+import time
 from collections.abc import Callable, Mapping
 
 import torch
 
-from mrreg.auditing.measure import clock
+
+def clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock for work on a device; with one CPU thread it counts time of the process, undisturbed by others."""
+    if device.type == "cpu":
+        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    return lambda: torch.accelerator.synchronize(device) or time.perf_counter()  # type: ignore[func-returns-value]
 
 
 def interleaved(

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from benchmarks.core.checkpoints import Checkpoint, Resumable
-from mrreg.auditing.measure import clock
+from benchmarks.core.timing import clock
 
 Batch = tuple[Tensor, ...]
 """The inputs of the model, and labels last."""
