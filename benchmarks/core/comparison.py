@@ -111,8 +111,6 @@ class Comparison(Generic[M]):
     splits: tuple[str, ...] = ("test",)  # what is evaluated
     scheduled: bool = False  # the training depends on how many steps it will have
     patience: int | None = None  # as in `training.Plan`, on the first split
-    # all seeds are one run: `build` makes one trainer for `job.seeds`, which evaluates to a list
-    together: bool = False
 
     @property
     def watched(self) -> bool:
@@ -130,4 +128,3 @@ class Job:
     device: torch.device  # where to train
     data_dir: Path | None  # where real data are
     name: str  # of the method
-    seeds: tuple[int, ...] = ()  # all that are trained together, else the one

@@ -16,11 +16,7 @@ class Entry:
     summary: str  # one line for `list` and `--help`
 
     def load(self) -> Benchmark[Any]:
-        """Import the module.
-
-        Raises:
-            UserError: If it needs a package that is not installed.
-        """
+        """Import the module, or say which package is not installed."""
         module, _, name = self.module.partition(":")
         try:
             benchmark = getattr(importlib.import_module(f"benchmarks.experiments.{module}"), name or "BENCHMARK")

@@ -1,9 +1,8 @@
 """Runs executed one by one, each kept in the record as soon as it is done."""
 
-import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +17,6 @@ from benchmarks.core.sections import Section, Shown
 from benchmarks.core.timing import synchronize
 
 C = TypeVar("C", bound=Config)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ class Context:
     def checkpoint(self, part: str) -> Path | None:
         """Return the file of a part of the run under way."""
         return self.unfinished and self.unfinished.with_name(f"{self.unfinished.name}.{part}")
-
-    def track(self, items: Iterable[T], what: str) -> Iterable[T]:
-        """The items, with a progress bar inside the one over runs (on a terminal only)."""
-        bar: Iterable[T] = tqdm(items, desc=what, leave=False, disable=None)
-        return bar
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,6 @@ class Outcome:
     """The progress of a benchmark."""
 
     path: Path
-    added: int
     finished: int
     total: int
 
@@ -99,44 +91,38 @@ def run(
     seeds: int | None = None,
     device: str = "cpu",
     data_dir: Path | None = None,
-    deadline: float | None = None,
     fresh: bool = False,
 ) -> Outcome:
     """Execute all runs that the record in `out` does not have yet, and write it after each.
 
-    `seeds` replaces the preset's number of them. A run that would probably end after `deadline`, a moment of
-    `time.monotonic()`, is not begun. `fresh` begins anew even if the record could be continued.
+    `seeds` replaces the preset's number of them; `fresh` begins anew even if the record could be continued.
     """
     config = benchmark.config(preset, seeds)
     where = usable_device(device)
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"data-dir must be a folder, got {str(data_dir)!r}, which is not a folder.")
-    path = records.path_of(usable_folder(out), benchmark.name, preset)
+    out.mkdir(parents=True, exist_ok=True)  # that there can be none is said before hours of work, not after
+    path = records.path_of(out, benchmark.name, preset)
     record = records.new(benchmark.name, preset, config, where)
     todo = list(benchmark.runs(config))
     record.total = len(todo)
     if path.exists() and not fresh:
         _continue(record, path)
-    missing = [each for each in todo if each.key not in record.runs]
-    outcome = Outcome(path, 0, len(todo) - len(missing), len(todo))
+    missing = [each for each in todo if not record.results(each.method).keys() >= set(each.seeds)]
+    outcome = Outcome(path, len(todo) - len(missing), len(todo))
     try:
-        for _ in _finish(benchmark, config, missing, Context(where, data_dir, record), path, deadline):
-            outcome = replace(outcome, added=outcome.added + 1, finished=outcome.finished + 1)
+        for _ in _finish(benchmark, config, missing, Context(where, data_dir, record), path):
+            outcome = replace(outcome, finished=outcome.finished + 1)
     except KeyboardInterrupt as stop:
         kept = f"{outcome.finished} of {outcome.total} runs are kept in {path}"
         raise Interrupted(f"stopped: {kept}. The same command goes on from there.") from stop
     return outcome
 
 
-def _finish(
-    benchmark: Benchmark[C], config: C, missing: Sequence[Run], context: Context, path: Path, deadline: float | None
-) -> Iterator[Run]:
+def _finish(benchmark: Benchmark[C], config: C, missing: Sequence[Run], context: Context, path: Path) -> Iterator[Run]:
     """Execute the missing runs, and yield each when it is in the file."""
     name = f"{benchmark.name} {context.record.preset}"
     for each in tqdm(missing, desc=name, disable=None):
-        if deadline is not None and time.monotonic() + _expected_seconds(context.record, each) > deadline:
-            tqdm.write(f"{name}: stopped at the budget")
-            return
         _execute(benchmark, config, each, replace(context, unfinished=_unfinished(path, context.record, each)))
         context.record.save(path)
         _forget_unfinished(path)
@@ -166,17 +152,6 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def usable_folder(out: Path) -> Path:
-    """The folder, made if need be; that it cannot be written is said before hours of work, not after."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"out must be a folder that can be made, got {str(out)!r}: {error.strerror}.") from error
-    if not os.access(out, os.W_OK):
-        raise UserError(f"out must be a folder that can be written, got {str(out)!r}.")
-    return out
-
-
 def _execute(benchmark: Benchmark[C], config: C, each: Run, context: Context) -> None:
     synchronize(context.device)
     start = time.perf_counter()
@@ -201,9 +176,3 @@ def _continue(record: Record, path: Path) -> None:
         return
     record.runs.update(old.runs)
     tqdm.write(f"{path}: continued, {len(old.runs)} runs are in it already (move it away to measure them again)")
-
-
-def _expected_seconds(record: Record, each: Run) -> float:
-    """The longest run of this method so far, else of any method; 0 if nothing is known."""
-    same = [done["seconds"] for done in record.runs.values() if done["method"] == each.method]
-    return max(same or [done["seconds"] for done in record.runs.values()], default=0.0)

@@ -106,18 +106,16 @@ class Study(Generic[C, M]):
             for name, grid in search.grid.items()
             for options in grid
         ] if search else []  # fmt: skip
-        seeds = tuple(range(comparison.seeds))
-        groups = [seeds] if comparison.together else [(seed,) for seed in seeds]
         compared = [
-            Run(f"{comparison.prefix}{name}", group, Task("compare", comparison, name))
-            for group, name in product(groups, comparison.methods)
+            Run(f"{comparison.prefix}{name}", (seed,), Task("compare", comparison, name))
+            for seed, name in product(range(comparison.seeds), comparison.methods)
         ]
         first = timing + trials if search and search.at == "seconds" else trials + timing
         return first + compared
 
     def execute(self, config: C, run: Run, context: Context) -> list[Result]:
-        execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds, context)
-        return [execution.costs()] if execution.task.what == "costs" else execution.results()
+        execution: _Execution[C, M] = _Execution(self, config, run.options, run.seeds[0], context)
+        return [execution.costs() if execution.task.what == "costs" else execution.result()]
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class _Execution(Generic[C, M]):
     study: Study[C, M]
     config: C
     task: Task[M]
-    seeds: tuple[int, ...]
+    seed: int
     context: Context
 
     def costs(self) -> Result:
@@ -149,8 +147,8 @@ class _Execution(Generic[C, M]):
         medians = {name: median(each) for name, each in steps.items()}
         return {**medians, "all": steps}
 
-    def results(self) -> list[Result]:
-        """Train, and return what is kept of each seed."""
+    def result(self) -> Result:
+        """Train, and return what is kept."""
         task, comparison = self.task, self.task.comparison
         method, options = self._method(task.name)
         trial = task.what == "trial"
@@ -161,10 +159,7 @@ class _Execution(Generic[C, M]):
         else:
             ends = {spent.steps[-1]} if trial and not comparison.watched else {*comparison.budgets, *spent.steps}
             by_steps = by_seconds = self._fit(method, ends)
-        result = self._trial if trial else self._kept
-        count = len(self.seeds) if comparison.together else 0
-        shares = [(by_steps.share(place, count), by_seconds.share(place, count)) for place in range(count)]
-        return [{**result(*curves, spent), **options} for curves in shares or [(by_steps, by_seconds)]]
+        return {**(self._trial if trial else self._kept)(by_steps, by_seconds, spent), **options}
 
     def _trial(self, by_steps: Curve, by_seconds: Curve, spent: Spent) -> Result:
         """Return what is kept of a trial: nothing but what it is judged by."""
@@ -240,10 +235,9 @@ class _Execution(Generic[C, M]):
         trainer = self._trainer(self.task.name, method, max(at))
         splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
         plan = Plan(at, splits, comparison.patience, self.study.lower)
-        track = partial(self.context.track, what=self.task.name)
-        return fit(trainer, plan, self.context.device, track, self.context.checkpoint(f"{max(at)}"))
+        return fit(trainer, plan, self.context.device, self.context.checkpoint(f"{max(at)}"))
 
     def _trainer(self, name: str, method: M, steps: int) -> Trainer:
         setting, context = self.task.comparison.setting, self.context
-        job = Job(self.task.what, steps, setting, context.device, context.data_dir, name, self.seeds)
-        return self.study.build(self.config, method, self.seeds[0], job)
+        job = Job(self.task.what, steps, setting, context.device, context.data_dir, name)
+        return self.study.build(self.config, method, self.seed, job)

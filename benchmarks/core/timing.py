@@ -7,18 +7,10 @@ import torch
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """Return a clock for work on a device, which is waited for before the clock is read.
-
-    With one CPU thread it counts the seconds of this process, which other processes hardly disturb.
-    """
+    """Return a clock for work on a device; with one CPU thread it counts time of the process, undisturbed by others."""
     if device.type == "cpu":
         return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-
-    def synchronized() -> float:
-        synchronize(device)
-        return time.perf_counter()
-
-    return synchronized
+    return lambda: torch.accelerator.synchronize(device) or time.perf_counter()  # type: ignore[func-returns-value]
 
 
 def interleaved(

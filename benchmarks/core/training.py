@@ -25,7 +25,7 @@ class Trainer(Protocol):
         """Take one optimizer step on the next batch."""
 
     def evaluate(self, split: str) -> Any:
-        """Return the number that methods are compared by, on the data of a split; one a seed if trained together."""
+        """Return the number that methods are compared by, on the data of a split."""
         ...
 
 
@@ -35,7 +35,7 @@ class Batches:
     Args:
         order: The batches of the next epoch, each as whatever `take` takes (indices, a slice).
         take: The batch itself.
-        generator: From which `order` draws; `take` may draw from it too. `stacked.Generators` of many seeds will do.
+        generator: From which `order` draws; `take` may draw from it too.
     """
 
     def __init__(
@@ -87,37 +87,18 @@ def shuffled(count: int, size: int, *, short: bool = True) -> Callable[[torch.Ge
 
 
 @torch.no_grad()
-def percent_right(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    *,
-    training: bool = False,
-    decide: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1),
-) -> Tensor:
-    """Return the percentage of examples that a model gets right: one number, or one a model where several are stacked.
-
-    Args:
-        model: Left in the mode in which it was.
-        batches: Inputs, and labels last.
-        training: Leave the model in training mode, where masks are on.
-        decide: Labels from the model's output.
-
-    Shape:
-        Output of `decide`: (N) or (models, N). Result: () or (models).
-    """
+def accuracy(
+    model: nn.Module, batches: Iterable[Batch], decide: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1)
+) -> float:
+    """Return the percentage of examples whose label a model in evaluation mode decides on."""
     before = model.training
-    model.train(training)
+    model.eval()
     right, count = torch.zeros((), dtype=torch.long), 0
     for *inputs, y in batches:
-        right = (decide(model(*inputs)) == y).sum(-1) + right.to(y.device)
-        count += y.shape[-1]
+        right = (decide(model(*inputs)) == y).sum() + right.to(y.device)
+        count += len(y)
     model.train(before)
-    return 100 * right.double() / count
-
-
-def accuracy(model: nn.Module, batches: Iterable[Batch]) -> float:
-    """Return the percentage of examples that a model in evaluation mode gets right."""
-    return float(percent_right(model, batches))
+    return float(100 * right.double() / count)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -204,11 +185,6 @@ class Curve:
         """Take over a saved one."""
         vars(self).update(state)
 
-    def share(self, place: int, count: int) -> "Curve":
-        """Return the part of one seed in the numbers and seconds of several that were trained together."""
-        values = {split: {step: each[place] for step, each in found.items()} for split, found in self.values.items()}
-        return Curve(values, self.times, self.seconds / count, self.steps)
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -233,7 +209,6 @@ def fit(
     trainer: Trainer,
     plan: Plan,
     device: torch.device,
-    track: Callable[[Iterable[int]], Iterable[int]] = iter,
     checkpoint: Path | None = None,
 ) -> Curve:
     """Train, and evaluate on the way.
@@ -242,7 +217,6 @@ def fit(
         trainer: Takes the steps.
         plan: How many, and what to evaluate when.
         device: Whose seconds are counted; those of evaluations are left out.
-        track: Wraps the steps in a progress bar.
         checkpoint: The file from which a training that was cut short goes on; None begins anew.
     """
     curve = Curve({split: {} for split in plan.splits})
@@ -250,7 +224,7 @@ def fit(
     saved.load()
     now = clock(device)
     start = now()
-    for step in track(range(curve.steps + 1, max(plan.at) + 1)):
+    for step in range(curve.steps + 1, max(plan.at) + 1):
         if plan.ended(curve):
             break
         trainer.step()

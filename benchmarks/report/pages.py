@@ -176,19 +176,17 @@ def write(
     out: Path,
     cards: Sequence[headlines.Card] = headlines.CARDS,
 ) -> list[Path]:
-    """Write report.html and report.md, with cards, chapters and every record, and all numbers as numbers.csv."""
+    """Write report.html, with cards, chapters and every record, and all numbers as numbers.csv."""
     judged = any(block.claims or block.compared for part in parts for block in part.blocks)
     looks = _looks(shown, cards)
     given: dict[str, Any] = {
         "title": title, "intro": intro, "chapters": parts, "rule": judged and verdict.RULE,
         "cards": headlines.cards(shows, looks, cards), "sources": [made_with(record) for record, _ in shown],
     }  # fmt: skip
-    pages = [out / "report.html", out / "report.md"]
-    for path in pages:
-        _render(path, given)
-    numbers = out / "numbers.csv"
+    page, numbers = out / "report.html", out / "numbers.csv"
+    _render(page, given)
     closed.table([record for record, _ in shown]).to_csv(numbers, index=False)
-    return [*pages, numbers]
+    return [page, numbers]
 
 
 def write_docs(shown: Sources, shows: headlines.Shows, parts: Sequence[Chapter], out: Path) -> list[Path]:
@@ -271,7 +269,7 @@ def _line(row: Row, section: Section, record: Record) -> Formatted:
     if section.center == "mean" and summary.n > 1:
         ours += f" ± {summary.half:.{digits}f}"
     if row in verdict.compared(section, record):
-        line["verdict"] = str(verdict.judge_number(row, section, record))
+        line["verdict"] = verdict.judge_number(row, section, record)
     runs = str(summary.n) + (f" ({summary.lost} more diverged)" if summary.lost else "")
     return line | {"ours": ours, "spread": f"{summary.low:.{digits}f} to {summary.high:.{digits}f}", "runs": runs}
 
@@ -282,4 +280,4 @@ def _checked(claim: Claim, section: Section, record: Record) -> Formatted:
     interval = f", 95 % interval {low:+.{digits}f} to {high:+.{digits}f}" if summary.n > 1 else ""
     bound = f" (bound {claim.above:+g})" if claim.above else ""
     found = f"{summary.mean:+.{digits}f}{interval}{bound}" if summary.n else ""
-    return {"text": claim.text, "found": found, "said": str(verdict.judge_claim(claim, record))}
+    return {"text": claim.text, "found": found, "said": verdict.judge(claim.values(record), claim.above)}

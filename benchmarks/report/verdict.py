@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from benchmarks.core import stats
 from benchmarks.core.records import Record
-from benchmarks.core.sections import Claim, Row, Section
+from benchmarks.core.sections import Row, Section
 
 REPRODUCED, NOISE, CONTRADICTED, NOT_RUN = WORDS = ("reproduced", "within noise", "contradicted", "not run")
 RULE = (
@@ -21,46 +20,22 @@ RULE = (
 )
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """One of the four words, and what qualifies it."""
-
-    word: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.word} ({self.detail})" if self.detail else self.word
+FOUND = {"above": REPRODUCED, "below": CONTRADICTED, "no runs": NOT_RUN}
 
 
-def judge(values: Sequence[float], bound: float = 0.0) -> Judgement:
-    """Judge the claim that numbers lie above a bound."""
-    summary = stats.summarize(values)
-    match stats.judge(values, bound):
-        case "above":
-            return Judgement(REPRODUCED)
-        case "below":
-            return Judgement(CONTRADICTED)
-        case "no runs":
-            return Judgement(NOT_RUN, "every run diverged" if summary.lost else "")
-        case said:
-            side = "on the claim's side" if summary.mean > bound else "on the other side"
-            mean = "mean at the bound" if summary.mean == bound else f"mean {side}"
-            return Judgement(NOISE, f"one run, {mean}" if said == "one run" else mean)
+def judge(values: Sequence[float], bound: float = 0.0) -> str:
+    """Judge the claim that numbers lie above a bound, in one of the four words."""
+    return FOUND.get(stats.judge(values, bound), NOISE)
 
 
-def judge_claim(claim: Claim, record: Record) -> Judgement:
-    """Judge what a record says of a claim."""
-    return judge(claim.values(record), claim.above)
-
-
-def judge_number(row: Row, section: Section, record: Record) -> Judgement:
+def judge_number(row: Row, section: Section, record: Record) -> str:
     """Judge our number in a row against the paper's."""
     assert row.paper is not None
     assert section.tolerance is not None
     sign = -1 if section.better == "lower" else 1
     lead = sign * (center(row, section, record) - row.paper.mean)
     if lead >= -section.tolerance:
-        return Judgement(REPRODUCED, "better than the paper's" if lead > section.tolerance else "")
+        return REPRODUCED
     return judge([sign * value for value in row.values(record)], sign * row.paper.mean - section.tolerance)
 
 
@@ -81,9 +56,8 @@ def compared(section: Section, record: Record) -> list[Row]:
     return [row for row in section.rows if row.paper and tolerance(section, record) is not None]
 
 
-def count(judgements: Sequence[Judgement]) -> str:
+def count(words: Sequence[str]) -> str:
     """Count verdicts in words: "3 of 4 reproduced, 1 within noise"."""
-    words = [each.word for each in judgements]
     if set(words) == {NOT_RUN}:
         return NOT_RUN
     rest = [f"{n} {word}" for word in WORDS[1:] if (n := words.count(word))]
@@ -92,7 +66,7 @@ def count(judgements: Sequence[Judgement]) -> str:
 
 def summarize(section: Section, record: Record) -> str:
     """Return the verdict on one table or figure from one record; claims and numbers are counted apart."""
-    claims = [judge_claim(claim, record) for claim in section.claims]
+    claims = [judge(claim.values(record), claim.above) for claim in section.claims]
     numbers = [judge_number(row, section, record) for row in compared(section, record)]
     if not claims and not numbers:
         values = [value for row in section.rows for value in row.values(record)]

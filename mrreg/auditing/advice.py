@@ -50,7 +50,7 @@ def render(report: Mapping[str, Any]) -> str:
             *((name, each["tensors"], each["parameters"]) for name, each in parts.items()),
         ),
         *_table(
-            ("step", "forward (ms)", "backward (ms)", "update by SGD (ms)", "memory (MiB)"),
+            ("step", "forward (ms)", "backward (ms)", "memory (MiB)"),
             *((name, *(1e3 * x for x in each.values()), sizes[name] / 2**20) for name, each in seconds.items()),
         ),
         "Times faster with a slow gradient at every k-th step:",

@@ -29,21 +29,20 @@ class Audit(dict[str, Any]):
     def speedup(self, k: int) -> float:
         """Return how many times faster training gets with a slow gradient at every k-th step, k at least 1."""
         full, fast = (Cost(**self["seconds"][step]) for step in ("full", "fast"))
-        # a measurement may be off, but only the backward pass of slow parts is ever saved
-        back = full.backward + full.update
-        rest = min(max(sum(fast) - full.forward, 0.0), back)  # all beyond a full step's forward counts as backward
-        predicted = expected_speedup_from_costs(full.forward, back, rest, check_int("Audit.speedup", "k", k))
-        return min(predicted, 1 + full.backward / full.forward) if full.forward else predicted
+        rest = min(max(sum(fast) - full.forward, 0.0), full.backward)  # only backward is saved, though timings are off
+        return expected_speedup_from_costs(full.forward, full.backward, rest, check_int("Audit.speedup", "k", k))
 
 
 def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable[[Any], Tensor] | None = None) -> Audit:
     """Measure, before training, what `fast` would save, and say what stands in the way.
 
-    A few forward and backward passes are run in turns, with gradients for all parameters and for the fast ones alone;
-    the cost of a step of SGD with momentum is measured too. With F, B, U for the seconds of forward, backward and
-    update, and F', B', U' for those of a step in which only the fast part gets a gradient,
+    A few forward and backward passes are run in turns, with gradients for all parameters and for the fast ones alone.
+    With F, B for the seconds of forward and backward, and F', B' for those of a step in which only the fast part gets
+    a gradient,
 
-        speed-up(k) = k (F + B + U) / (F + B + U + (k - 1) (F' + B' + U')),    at most 1 + B / F
+        speed-up(k) = k (F + B) / (F + B + (k - 1) (F' + B')),    at most 1 + B / F
+
+    What the optimizer's own step takes is left out: it is about the same either way.
 
     Afterwards the model is as it was: flags, gradients, buffers, modes, hooks and random state. Under `torch.autocast`
     mixed precision is measured. A model in evaluation mode is measured in training mode.
@@ -57,7 +56,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
 
     Returns:
         A dict that prints as a report. "parts": tensors, parameters and names without a gradient of "fast", "slow" and
-        "frozen". "seconds": forward, backward and update of a full and of a fast step. "flops": of
+        "frozen". "seconds": forward and backward of a full and of a fast step. "flops": of
         forward, backward and fast_backward. "bytes": of a full and a fast step beyond the model (on a GPU the peak,
         else activations kept and gradients). "periods": speed-up and bytes for k in 2, 3, 5, 10. "reached": modules
         that are not fast and that the fast part's backward goes through, "reached_share" their share of the FLOPs,

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from mrreg.module_utils import join, tensors_in
 WHERE = "audit"
 SECONDS = 4.0  # for all repeats of one measurement together
 LEAST, MOST = 5, 25  # repeats of a measurement
-SCRATCH = 2**24  # entries on which the optimizer's cost per entry is measured
 
 
 class Cost(NamedTuple):
@@ -27,7 +25,6 @@ class Cost(NamedTuple):
 
     forward: float
     backward: float
-    update: float = 0.0
 
 
 class Trace(NamedTuple):
@@ -90,31 +87,7 @@ class Pass:
         for _ in range(min(max(int(SECONDS / max(first, 1e-9)), LEAST), MOST)):
             for name, trainable in cases.items():
                 found[name].append(self.cost(trainable))
-        step, drift = self.updates()
-        for name, trainable in cases.items():
-            entries = [p.numel() * (step if p in trainable else drift) for p in self.trained]
-            found[name] = [each._replace(update=sum(entries)) for each in found[name]]
         return {name: Cost(*map(median, zip(*seen, strict=True))) for name, seen in found.items()}
-
-    def updates(self) -> tuple[float, float]:
-        """Time a step of SGD with momentum, and moving along its buffer, on scratch copies; seconds per entry."""
-        before = accumulate((p.numel() for p in self.trained), initial=0)
-        scratch = [torch.zeros_like(p) for p, size in zip(self.trained, before, strict=False) if size < SCRATCH]
-        grads = [torch.zeros_like(each) for each in scratch]
-        for each, grad in zip(scratch, grads, strict=True):
-            each.grad = grad
-        optimizer = torch.optim.SGD(scratch, lr=1e-3, momentum=0.9, foreach=True)
-        optimizer.step()
-        now, times = clock(self.device), []
-        for _ in range(LEAST):
-            start = now()
-            optimizer.step()
-            middle = now()
-            torch._foreach_add_(scratch, grads, alpha=-1e-3)
-            times.append((middle - start, now() - middle))
-        entries = sum(each.numel() for each in scratch)
-        step, drift = (median(each) / entries for each in zip(*times, strict=True))
-        return step, drift
 
     def bytes(self, trainable: Set[Tensor]) -> int:
         """Return the bytes of a step beyond the model: on a GPU the peak, else activations kept plus gradients."""

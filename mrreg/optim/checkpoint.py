@@ -4,20 +4,19 @@ Optimizers are saved without names, so what differs is found by counting, by sha
 base keeps for itself is its own to check, as in torch.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mrreg.errors import check, check_int
 from mrreg.optim.checks import GRADIENTS, SLOW_LR, check_periods
-from mrreg.optim.clock import INITIAL_CLOCK, Group, initial_clock
-from mrreg.optim.part import BUFFER, BUFFERED, DIRECTION, GATHERED, State
+from mrreg.optim.clock import INITIAL_CLOCK, Group
+from mrreg.optim.part import DIRECTION, GATHERED, State
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
-FIXED = ("period", "initial_period", "phase", "gradient", "drift", "slow_lr")  # a base's own state lacks them
-LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1, "phase": 0}
+FIXED = ("period", "initial_period", "gradient", "drift", "slow_lr")  # a base's own state lacks them
+LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1}
 REBUILD = "Build the same parts before loading."
 
 
@@ -30,24 +29,20 @@ def add_stateless_entries(saved: dict[str, Any], groups: list[Group], trained: C
                     saved["state"].setdefault(index, {STATELESS: True})
 
 
-def fitted(
-    where: str, saved: Any, bases: Iterable[Optimizer], groups: list[Group], state: State, order: list[Tensor]
-) -> dict[str, Any]:
+def fitted(where: str, saved: Any, groups: list[Group], state: State, order: list[Tensor]) -> dict[str, Any]:
     """Return a saved state with the groups of an optimizer, complete, or refuse it."""
-    check_form(where, saved)
     if len(groups) > len(saved["param_groups"]) == 1 and len(saved["param_groups"][0]["params"]) == len(order):
         saved = _divided(groups, saved, order)
     count, rule = len(saved["param_groups"]), f"saved with {len(groups)} parameter groups"
     check(count == len(groups), where, "state_dict", rule, count, REBUILD)
-    owners = [base for base in bases for _ in base.param_groups]
     merged = []
-    for i, (base, current, group) in enumerate(zip(owners, groups, saved["param_groups"], strict=True)):
+    for i, (current, group) in enumerate(zip(groups, saved["param_groups"], strict=True)):
         argument = f"state_dict['param_groups'][{i}]"
         group = group if "clock" in group else {k: v for k, v in group.items() if k not in FIXED}
         _check_group(where, argument, current, group)
-        merged.append({key: current[key] for key in FIXED} | initial_clock(current["phase"]) | group)
+        merged.append({key: current[key] for key in FIXED} | INITIAL_CLOCK | group)
         for p, key in zip(current["params"], group["params"], strict=True):
-            _check_state(where, argument, base, p, saved["state"].get(key) or {}, state.get(p))
+            _check_state(where, argument, p, saved["state"].get(key) or {}, state.get(p))
     _check_clock(where, merged)
     kept = {k: v for k, v in saved["state"].items() if not (isinstance(v, Mapping) and STATELESS in v)}
     return {**saved, "state": kept, "param_groups": merged}
@@ -74,9 +69,6 @@ def check_form(where: str, saved: Any) -> None:
     for group in saved["param_groups"]:
         has_params = isinstance(group, Mapping) and isinstance(group.get("params"), list)
         check(has_params, where, "state_dict", rule, "a parameter group without 'params'")
-    for key in {key for group in saved["param_groups"] for key in group["params"]}.intersection(saved["state"]):
-        found = f"{saved['state'][key]!r} as the state of a parameter"
-        check(isinstance(saved["state"][key], Mapping), where, "state_dict", rule, found)
 
 
 def _check_group(where: str, argument: str, current: Group, saved: Group) -> None:
@@ -90,16 +82,8 @@ def _check_group(where: str, argument: str, current: Group, saved: Group) -> Non
     period = saved.get("initial_period", saved.get("period", own))
     remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
     check(period == own, where, argument, f"saved with period {own}", period, remedy)
-    for key in ("phase", "drift"):
-        value = saved.get(key, current[key])
-        check(
-            type(value) is type(current[key]) and value == current[key],
-            where,
-            argument,
-            f"saved with {key}={current[key]}",
-            value,
-            REBUILD,
-        )
+    drift = saved.get("drift", current["drift"])
+    check(drift is current["drift"], where, argument, f"saved with drift={current['drift']}", drift, REBUILD)
     for key, words in (("gradient", GRADIENTS), ("slow_lr", SLOW_LR)):
         word = saved.get(key, current[key])
         check(word in words, where, f"{argument}[{key!r}]", f"one of {words}", word)
@@ -116,12 +100,11 @@ def _check_clock(where: str, groups: list[Group]) -> None:
     check_periods(where, groups)
 
 
-def _check_state(where: str, argument: str, base: Optimizer, p: Tensor, saved: Mapping[str, Any], live: object) -> None:
+def _check_state(where: str, argument: str, p: Tensor, saved: Mapping[str, Any], live: object) -> None:
     """Refuse state of another model, where its shape is known: what is ours, and what has the parameter's shape now."""
-    known = {DIRECTION, GATHERED, *([BUFFER] if type(base) in BUFFERED else [])}
     for key, value in saved.items():
         now = live.get(key) if isinstance(live, Mapping) else None
         shape = getattr(value, "shape", None)
-        if value is not None and (key in known or getattr(now, "shape", None) == p.shape):
+        if value is not None and (key in {DIRECTION, GATHERED} or getattr(now, "shape", None) == p.shape):
             rule, found = f"saved with {key} of shape {tuple(p.shape)}", value if shape is None else tuple(shape)
             check(shape == p.shape, where, argument, rule, found, "The model differs.")

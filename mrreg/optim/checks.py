@@ -4,20 +4,17 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from mrreg.distributed.checks import check_engine
-from mrreg.errors import check, check_int, check_type, invalid_argument, invalid_state
-from mrreg.optim.clock import Group, initial_clock
+from mrreg.errors import check, check_int, check_type, invalid_argument
+from mrreg.optim.clock import INITIAL_CLOCK, Group
 
 GRADIENTS = ("sync", "mean", "sum")
 SLOW_LR = ("coupled", "per_gradient")
 
 REFUSED_BASES = {
     "LBFGS": "LBFGS evaluates the loss several times per step and its update mixes all parameters.",
-    "SparseAdam": "SparseAdam moves only the rows that have a gradient, so that nothing could drift.",
     "Multirate": "Give all parts to one Multirate instead of nesting them.",
 }
 
@@ -25,25 +22,20 @@ Pairs = list[tuple[Optimizer, int | None]]
 
 
 def check_parts(where: str, parts: object) -> Pairs:
-    """Return the pairs of base and period, each of the right kind and no parameter in two of them."""
+    """Return the pairs of base and period, each of the right kind."""
     if not isinstance(parts, Iterable) or isinstance(parts, Mapping | str):
         raise invalid_argument(TypeError, where, "parts", "a list of pairs (optimizer, period)", parts)
     pairs: Pairs = list(parts)
     check(pairs, where, "parts", "a list of at least one pair (optimizer, period)", pairs)
-    owners: dict[Tensor, int] = {}
     for i, pair in enumerate(pairs):
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
         check(is_pair, where, f"parts[{i}]", "a pair (optimizer, period)", type(pair).__name__, kind=TypeError)
         _check_base(where, f"parts[{i}]", pair[0])
-        for p in (p for group in pair[0].param_groups for p in group["params"]):
-            found = f"a tensor of shape {tuple(p.shape)} in parts {owners.get(p)} and {i}"
-            check(p not in owners, where, "parts", "disjoint", found, "Give every parameter to one part.")
-            owners[p] = i
     return pairs
 
 
 def _check_base(where: str, argument: str, base: object) -> None:
-    """Refuse an object that cannot be a base, and groups that cannot be held over several steps."""
+    """Refuse an object that cannot be a base."""
     base = check_type(where, argument, base, Optimizer, "a pair of a torch.optim.Optimizer and a period")
     check_engine(where, argument, base)
     name, rule = type(base).__name__, "an optimizer that steps once per gradient"
@@ -53,11 +45,6 @@ def _check_base(where: str, argument: str, base: object) -> None:
     check(not wraps, where, argument, rule, name, "It wraps another optimizer: give that one.")
     for group in base.param_groups:
         check("lr" in group, where, argument, "an optimizer with lr in its groups", name)
-        remedy = "Autograd cannot follow directions that are held over several steps."
-        differentiable = group.get("differentiable")
-        check(not differentiable, where, argument, "an optimizer with differentiable=False", name, remedy)
-        if any(map(torch.nn.parameter.is_lazy, group["params"])):
-            raise invalid_state(where, f"{argument} has parameters without a shape yet", "Run one forward first.")
 
 
 def check_periods(where: str, groups: list[Group]) -> None:
@@ -72,15 +59,14 @@ def check_periods(where: str, groups: list[Group]) -> None:
         check(coarser % finer == 0, where, "period", rule, periods, remedy)
 
 
-def initial_groups(
-    where: str, pairs: Pairs, gradient: object, phase: object, drift: object
-) -> list[tuple[Group, Group]]:
+def initial_groups(where: str, pairs: Pairs, gradient: object, drift: object) -> list[tuple[Group, Group]]:
     """Pair every group with the entries that make it a part: its period, its clock and its sync steps."""
     check(isinstance(drift, bool), where, "drift", "True or False", drift, kind=TypeError)
-    gradients = _one_per_part(where, "gradient", "word", gradient, len(pairs))
-    phases = _one_per_part(where, "phase", "number", phase, len(pairs))
+    is_one = isinstance(gradient, str) or not isinstance(gradient, Iterable)
+    words: list[Any] = [gradient] * len(pairs) if is_one else list(gradient)  # type: ignore[call-overload]
+    check(len(words) == len(pairs), where, "gradient", f"one word, or one for each of the {len(pairs)} parts", words)
     entries = []
-    for i, ((base, given), word, number) in enumerate(zip(pairs, gradients, phases, strict=True)):
+    for i, ((base, given), word) in enumerate(zip(pairs, words, strict=True)):
         kind = ValueError if isinstance(word, str) else TypeError
         check(word in GRADIENTS, where, "gradient", f"one of {GRADIENTS}", word, kind=kind)
         for group in base.param_groups:
@@ -91,14 +77,7 @@ def initial_groups(
             k = check_int(where, argument, 1 if k is None and "period" not in group else k)
             slow_lr = group.get("slow_lr", "coupled")
             check(slow_lr in SLOW_LR, where, f"parts[{i}] slow_lr", f"one of {SLOW_LR}", slow_lr)
-            first = check_int(where, "phase", group.get("phase", number), 0) % k
-            added = {"period": k, "initial_period": k, "phase": first, "gradient": word, "drift": drift}
-            entries.append((group, added | {"slow_lr": slow_lr} | initial_clock(first)))
+            added = {"period": k, "initial_period": k, "gradient": word, "drift": drift, "slow_lr": slow_lr}
+            entries.append((group, added | INITIAL_CLOCK))
     check_periods(where, [added for _, added in entries])
     return entries
-
-
-def _one_per_part(where: str, argument: str, kind: str, value: object, count: int) -> list[Any]:
-    values = [value] * count if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
-    check(len(values) == count, where, argument, f"one {kind}, or one for each of the {count} parts", value)
-    return values

@@ -1,8 +1,7 @@
 """Clock of a `Multirate`: whole numbers in every parameter group, which every way of saving keeps.
 
 "clock" counts completed steps; "last_sync" and "next_sync" are the steps of a group's last and next gradient; "period"
-is the distance that the user wants, read at sync steps, and "initial_period" the one at construction; "phase" is the
-step of the first gradient.
+is the distance that the user wants, read at sync steps, and "initial_period" the one at construction.
 """
 
 from typing import Any
@@ -16,11 +15,6 @@ Group = dict[str, Any]
 INITIAL_CLOCK = {"clock": 0, "last_sync": -1, "next_sync": 0}
 
 
-def initial_clock(phase: int) -> dict[str, int]:
-    """Return the clock of a group before its first step."""
-    return INITIAL_CLOCK | {"next_sync": phase}
-
-
 def is_due(group: Group) -> bool:
     """Return True if a group gets a gradient at the next step."""
     return bool(group["clock"] == group["next_sync"])
@@ -29,36 +23,25 @@ def is_due(group: Group) -> bool:
 def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int]:
     """Return the next sync step of each group that is due, by the group's id.
 
-    It is one period on, but never past a sync step of a slower part in phase with it: also while periods change, that
-    part's sync steps are sync steps of all finer ones.
+    It is one period on, but never past a sync step of a slower part: also while periods change, that part's sync steps
+    are sync steps of all finer ones.
     """
-    ends = {}
+    ends, waiting = {}, {(g["period"], g["next_sync"]) for g in groups if g["next_sync"] > now}
     for group in due:
-        period = group["period"]
-        end = now + period
-        if period > 1:
-            slower = [g for g in groups if g["period"] >= period and g["next_sync"] > now]
-            end = min([end, *(g["next_sync"] for g in slower if (g["phase"] - group["phase"]) % period == 0)])
-        ends[id(group)] = end
+        slower = [next_sync for period, next_sync in waiting if period >= group["period"]]
+        ends[id(group)] = min([now + group["period"], *slower])
     return ends
 
 
 def has_gradient(groups: list[Group]) -> bool:
     """Return True if any parameter has a gradient."""
-    for group in groups:  # no generators: this runs at every step, and the first parameter mostly has one
-        for p in group["params"]:
-            if p.grad is not None:
-                return True
-    return False
+    return any(p.grad is not None for group in groups for p in group["params"])
 
 
 def asks_for_state_only(groups: list[Group]) -> bool:
     """Return True if every lr and every gradient is zero: torch's distributed checkpoints step so to create state."""
-    for group in groups:
-        if not is_zero(group["lr"]):
-            return False
-    grads = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-    return not any(map(any_nonzero, grads))
+    grads = (p.grad for group in groups for p in group["params"] if p.grad is not None)
+    return all(is_zero(group["lr"]) for group in groups) and not any(map(any_nonzero, grads))
 
 
 def is_zero(lr: float | Tensor) -> bool:

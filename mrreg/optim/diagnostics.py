@@ -8,84 +8,55 @@ from torch.optim import Optimizer
 from mrreg.errors import quoted, warn
 from mrreg.optim.clock import Group, is_due
 
-REENTRANT = (
-    "Where layers run under activation checkpointing with use_reentrant=True, a frozen input cuts off all gradients: "
-    "use use_reentrant=False."
-)
-IDLE_CALLS = 3  # calls of `step` in a row without any gradient before it is reported
+CALLS = 3  # of `step` in which fast parameters have no gradient, before it is reported
 
 
 def check_use(where: str, model: nn.Module, groups: list[Group]) -> None:
-    """Name parameters of the model that no part has, and a fast part that comes before all slow ones."""
-    periods = {p: group["period"] for group in groups for p in group["params"]}
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if left := [name for name, p in named if p not in periods]:
+    """Name parameters of the model that no part has."""
+    known = {p for group in groups for p in group["params"]}
+    if left := [name for name, p in model.named_parameters() if p.requires_grad and p not in known]:
         warn(f"{where}: {quoted(left)} of the model are in no part, and train only if another optimizer has them.")
-    slow = [periods.get(p, 1) > 1 for _, p in named]
-    biases = all(p.dim() < 2 for (_, p), late in zip(named, slow, strict=True) if late)  # are slow for another reason
-    if len(set(slow)) == 2 and slow == sorted(slow) and not biases:
-        problem = "the fast part comes before all slow parameters"
-        remedy = "If the model runs in this order, the backward pass goes through all of it and little time is saved."
-        warn(f"{where}: {problem}. {remedy}")
 
 
 class Diagnostics:
-    """Finds schedules that lose the rates of groups, and fast gradients that are there at joint steps alone."""
+    """Finds schedules of the first group alone, and fast gradients that are there at joint steps alone."""
 
     def __init__(self, groups: list[Group]) -> None:
-        self._fast: list[Tensor] = []  # that had a gradient at the first joint step
-        self._missing: list[Tensor] | None = None  # of these, the ones without a gradient ever since
-        self._idle = 0
+        self._lacking: list[Tensor] = []  # fast, with a gradient at a joint step and none since
+        self._calls = 0  # since then
         self.loaded(groups)
 
     def loaded(self, groups: list[Group]) -> None:
-        """Take the rates that are there now for those to begin with."""
+        """Take the rate that is there now for the one to begin with."""
         rates = [group["lr"] for group in groups]
-        plain = len(rates) > 1 and not any(isinstance(lr, Tensor) for lr in rates)
-        self._lr = rates[0] if plain and len(set(rates)) == 1 else None
-        fast, slow = ({g["lr"] for g in groups if (g["period"] > 1) is is_slow} for is_slow in (False, True))
-        self._differ = plain and bool(slow) and fast.isdisjoint(slow)
+        is_one = len(rates) > 1 and not any(isinstance(lr, Tensor) for lr in rates) and len(set(rates)) == 1
+        self._lr = rates[0] if is_one else None
 
-    def step(self, where: str, groups: list[Group], due: list[Group]) -> None:
-        """Look at a step."""
-        self._idle = 0
+    def call(self, where: str, groups: list[Group]) -> None:
+        """Look at a call of `step`: one without any gradient is no step, and many leave slow parts waiting forever."""
         if self._lr is not None and groups[0]["lr"] != self._lr:
             # one of torch's schedulers, which sets "initial_lr", takes care of every group
             if all(group["lr"] == self._lr and "initial_lr" not in group for group in groups[1:]):
                 problem = "the lr of the first parameter group was changed and that of all others was not"
                 warn(f"{where}: {problem}: set it in every group.")
             self._lr = None
-        if self._differ and len({group["lr"] for group in groups}) == 1 and groups[0]["lr"] > 0:
-            self._differ = False
-            problem = "the slow part began with an lr of its own, and now all parameter groups have the same"
-            warn(f"{where}: {problem}: give the scheduler a list, or take slow_lr='per_gradient', which none undoes.")
-        if len(due) < len(groups):
-            candidates = self._fast if self._missing is None else self._missing
-            self._missing = [p for p in candidates if p.grad is None and p.requires_grad]
-        elif self._missing is None:
+        if self._calls == CALLS:
+            return
+        if all(map(is_due, groups)):
             fast = [p for group in groups if group["period"] == 1 for p in group["params"]]
-            self._fast = [p for p in fast if p.grad is not None]
-        elif self._missing:
-            count, self._missing = len(self._missing), []
-            warn(f"{where}: {count} parameters of the fast part got no gradient between two sync steps. {REENTRANT}")
-
-    def idle_call(self, where: str, groups: list[Group]) -> None:
-        """Look at a call without any gradient: one is no step, but many leave slow parts switched off forever."""
-        self._idle += len({group["next_sync"] for group in groups}) > 1
-        if self._idle == IDLE_CALLS and self._missing != []:
-            self._missing = []
-            problem = f"no parameter got a gradient at {IDLE_CALLS} calls in a row, and slow parts are waiting"
-            warn(f"{where}: {problem}. {REENTRANT}")
+            self._lacking = self._lacking if self._calls else [p for p in fast if p.grad is not None]
+            return
+        self._lacking = [p for p in self._lacking if p.grad is None and p.requires_grad]
+        self._calls += 1
+        if self._calls == CALLS and self._lacking:
+            warn(
+                f"{where}: {len(self._lacking)} parameters of the fast part had a gradient at the joint step and none "
+                f"in {CALLS} calls between. Where layers run under activation checkpointing with use_reentrant=True, a "
+                "frozen input cuts off all gradients: use use_reentrant=False."
+            )
 
 
 Parts = Iterable[tuple[Optimizer, list[Group]]]
-
-
-def divide(bases: Iterable[Optimizer]) -> Iterator[tuple[Optimizer, list[Group]]]:
-    """Yield base and groups of each part, in the order given, the periods within one base ascending."""
-    for base in bases:
-        for period in sorted({group["initial_period"] for group in base.param_groups}):
-            yield base, [group for group in base.param_groups if group["initial_period"] == period]
 
 
 def describe(parts: Parts) -> Iterator[str]:

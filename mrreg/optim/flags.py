@@ -1,13 +1,11 @@
 """`requires_grad` of parameters that are not due: off where their gradient would be computed for nothing.
 
-It is off from a training forward of the model to the end of its step, so that whatever other code reads or writes in
-between (averages, checkpoints, copies, other optimizers) finds the flags of the user. Only what is on is switched off,
-and only that is switched on again: what the user froze stays frozen.
+It is off from a training forward of the model to the end of its step, so that other code finds the flags of the user.
+Only what is on is switched off, and only that is switched on again: what the user froze stays frozen.
 """
 
 import contextlib
 import functools
-import operator
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,7 +22,6 @@ from mrreg.errors import check, check_type, warn
 from mrreg.optim.clock import Group, has_gradient, is_due
 
 _living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
-_clock = operator.attrgetter("clock")
 
 
 def is_switched(group: Group) -> bool:
@@ -40,14 +37,14 @@ class Flags:
         self._ours = {p for group in groups for p in group["params"]}
         for older in list(_living):
             older.let_go(self._ours)
-        self._off: set[Tensor] = set()
+        self.off: set[Tensor] = set()  # switched off now
         self._seen = self._seen_training = self._opens_in_eval = False  # forwards since the last step
         self._had_gradient = False  # in a part that is due, when the flags were switched off
-        self._warned: set[str] = set()
+        self._warned = False
         self._wrappers: weakref.WeakSet[DDP] = weakref.WeakSet()
         self._hooks = [] if model is None else hook_forwards(self, model, groups)
         if model is not None:
-            compare_after_join(model, self, self._where, _clock)
+            compare_after_join(model, self, self._where, lambda flags: flags.clock)
         _living.add(self)
         _watch_other_optimizers()
         self.schedule(groups)
@@ -58,19 +55,13 @@ class Flags:
         for hook in self._hooks:
             hook.remove()
 
-    @property
-    def off(self) -> list[Tensor]:
-        """Parameters that are off now."""
-        return [p for p in self._off if not p.requires_grad]
-
     def trains(self, p: Tensor) -> bool:
         """Return True if the user trains a parameter, though its gradient may not be wanted now."""
-        return p.requires_grad or p in self._off
+        return p.requires_grad or p in self.off
 
     def schedule(self, groups: list[Group]) -> None:
         """Prepare for the next step."""
         self._enabled, self.clock = True, groups[0]["clock"]
-        self._is_stuck = False  # nothing that is due requires a gradient
         self._waiting = [group for group in groups if group["gradient"] == "sync" and not is_due(group)]
         self._wanted = [group for group in groups if group["gradient"] != "sync" or is_due(group)]
 
@@ -82,15 +73,14 @@ class Flags:
         wrapper = wrapper_of_this_forward()
         if wrapper is not None and wrapper not in self._wrappers:
             self._wrappers.add(wrapper)
-            compare_after_join(wrapper, self, self._where, _clock)
+            compare_after_join(wrapper, self, self._where, lambda flags: flags.clock)
         if not self._waiting or not self._enabled or not (training or self._opens_in_eval):
             return
-        if any(not p.requires_grad for p in self._off):  # at every forward but the first of a step
+        if any(not p.requires_grad for p in self.off):  # at every forward but the first of a step
             return
         self.show()
         self._had_gradient = has_gradient(self._wanted)
-        self._is_stuck = not any(p.requires_grad for group in self._wanted for p in group["params"])
-        if not self._is_stuck:  # else the loss could not be differentiated
+        if any(p.requires_grad for group in self._wanted for p in group["params"]):  # else the loss has no gradient
             self._hide(p for group in self._waiting for p in group["params"])
 
     def step_begins(self, groups: list[Group]) -> None:
@@ -98,22 +88,19 @@ class Flags:
         switches = any(map(is_switched, groups))
         for wrapper in self._wrappers:
             check_wrapper(self._where, wrapper, switches, self.trains)
-        if switches and not self._seen:
-            self._warn_once(
-                "no forward of the model was seen before this step, so it saved no time, as happens where the model is "
-                "compiled as a whole, where its inner parts are called by hand, and in a copy of an optimizer"
-            )
-        if self._seen and self._is_stuck:
-            self._warn_once(
-                "all parameters that are due are frozen, so slow ones get gradients at every step and use those of "
-                "every k-th; build an optimizer with period 1 for what trains alone"
+        if switches and not self._seen and not self._warned:
+            self._warned = True
+            warn(
+                f"{self._where}.step: no forward of the model was seen before this step, so it saved no time, as "
+                "happens where the model is compiled as a whole, where its inner parts are called by hand, and in a "
+                "copy of an optimizer."
             )
         self._opens_in_eval |= self._seen and not self._seen_training  # as with frozen BatchNorm
         self._seen = self._seen_training = False
 
     def zero_grad_begins(self) -> None:
         """Give the flags back after a step that was left out, not between forward and backward: no new gradient yet."""
-        if self._off and not self._had_gradient and has_gradient(self._wanted):
+        if self.off and not self._had_gradient and has_gradient(self._wanted):
             self.show()
 
     def close(self) -> None:
@@ -124,7 +111,7 @@ class Flags:
     @contextlib.contextmanager
     def all_trainable(self) -> Iterator[None]:
         """Give the flags back inside a with block."""
-        enabled, off = self._enabled, self.off
+        enabled, off = self._enabled, self.off.copy()
         self.close()
         try:
             yield
@@ -139,20 +126,15 @@ class Flags:
 
     def show(self, params: Iterable[Tensor] | None = None) -> None:
         """Give the flags back."""
-        for p in self._off.copy() if params is None else self._off.intersection(params):
+        for p in self.off.copy() if params is None else self.off.intersection(params):
             p.requires_grad = True
-            self._off.discard(p)
+            self.off.discard(p)
 
     def _hide(self, params: Iterable[Tensor]) -> None:
         for p in params:
             if p.requires_grad and p in self._ours:
                 p.requires_grad = False  # not the method, which raises inside torch.func's transforms
-                self._off.add(p)
-
-    def _warn_once(self, problem: str) -> None:
-        if problem not in self._warned:
-            self._warned.add(problem)
-            warn(f"{self._where}.step: {problem}.")
+                self.off.add(p)
 
 
 @functools.cache

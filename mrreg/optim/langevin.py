@@ -39,12 +39,9 @@ class LangevinSGD(torch.optim.Optimizer):
         weight_decay: At least 0; added to the gradient. Paper: omega.
         maximize: Climb instead of descend.
         foreach: Use the multi-tensor update; default: where torch does.
-        seed: Seed of the noise. Optimizers with equal seeds draw equal noise in parts of equal period, so give two
-            optimizers different seeds, and all ranks of a distributed run the same one.
+        seed: Seed of the noise: give two optimizers different ones, and all ranks of a distributed run the same.
 
-    Raises:
-        TypeError: If a number is of another kind.
-        ValueError: If a number is out of range.
+    Raises TypeError or ValueError for a number of another kind or out of range.
 
     Example:
         >>> import mrreg, torch
@@ -57,8 +54,7 @@ class LangevinSGD(torch.optim.Optimizer):
         0.04
 
     Note:
-        The global random state is neither read nor moved: noise is a function of the seed, the group, its period and
-        the number of its earlier draws, which are saved in `param_groups`.
+        The global random state is neither read nor moved: noise follows from seed, group, period and number of draws.
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, eq. 2 and appendix A.
@@ -77,9 +73,9 @@ class LangevinSGD(torch.optim.Optimizer):
         seed: int = 0,
     ) -> None:
         numbers = {"lr": lr, "momentum": momentum, "temperature": temperature, "weight_decay": weight_decay}
-        options = {"maximize": maximize, "foreach": foreach, "noise_seed": seed, "noise_steps": 0}
+        others = {"maximize": maximize, "foreach": foreach, "noise_seed": check_int(WHERE, "seed", seed, 0)}
         # torch puts "differentiable" into the defaults of a copy, and from there it reaches groups
-        super().__init__(params, _checked({**numbers, **options, "differentiable": False}))
+        super().__init__(params, _checked({**numbers, **others, "noise_steps": 0, "differentiable": False}))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch; its options are checked like those of the constructor."""
@@ -148,6 +144,4 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
         value = options[name]
         plain = check_number(WHERE, name, value.item() if isinstance(value, Tensor) else value, rule, valid)
         checked[name] = value if isinstance(value, Tensor) else plain
-    for name, argument in (("noise_seed", "seed"), ("noise_steps", "noise_steps")):
-        checked[name] = check_int(WHERE, argument, options[name], 0)
     return checked

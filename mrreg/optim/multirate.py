@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from mrreg.distributed.checks import check_model as check_wrappers
-from mrreg.errors import invalid_argument, invalid_state, quoted
+from mrreg.errors import invalid_state, quoted
 from mrreg.optim import checkpoint
 from mrreg.optim.checks import check_parts, check_periods, initial_groups
 from mrreg.optim.clock import Group, asks_for_state_only, has_gradient, is_due, next_syncs
-from mrreg.optim.diagnostics import Diagnostics, check_use, collect_metrics, describe, divide
+from mrreg.optim.diagnostics import Diagnostics, check_use, collect_metrics, describe
 from mrreg.optim.flags import Flags, check_model, is_switched
 from mrreg.optim.part import Part, rebuild, state_for_bases
 
@@ -26,20 +26,17 @@ class Multirate(Optimizer):
     A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. Drift
     needs no memory for `SGD` with momentum (not Nesterov's), else one tensor per slow parameter. At step t:
 
-        take the base's step, note its direction      if t mod K == phase
+        take the base's step, note its direction      if t mod K == 0
         theta <- theta - lr * direction               else, with drift (Algorithm 1)
 
     Without drift (Algorithm 2) it moves by K * lr * direction at once and then rests. The direction is the momentum
     buffer where `SGD` or `LangevinSGD` has one, and the base's displacement / lr otherwise, weight decay included.
 
     Args:
-        parts: Pairs (optimizer, period). One period is 1, and each divides the next larger one. None: the optimizer's
-            groups have a "period" each.
+        parts: Pairs (optimizer, period). One period is 1, and each divides the next larger one; None: that of groups.
         drift: True: parts keep moving between their gradients. False: they move once per gradient.
         gradient: Gradient that a part takes, one word or one per part: "sync" for that of its own step; "mean" or "sum"
             over all steps since its last update, which saves no time and needs one more tensor per slow parameter.
-        phase: Step of a part's first gradient, one number or one per part: it is due if t mod K == phase mod K. A
-            group's own "phase" takes precedence. With `gradient="sum"`, K - 1 updates after every K gradients.
         model: The module with all slow parameters. From its training forwards to the end of `step`, parameters that are
             not due have requires_grad=False. Needed unless `gradient` is "mean" or "sum".
 
@@ -65,12 +62,6 @@ class Multirate(Optimizer):
         ...     optimizer.zero_grad()
         >>> optimizer.due
         (True, False, False)
-        >>> optimizer
-        Multirate (drift=True, 7 steps done
-          part 0: AdamW, period 1, 2 tensors, 18 parameters, lr 0.001, due
-          part 1: SGD, period 5, 2 tensors, 72 parameters, lr 0.001, 2 of 5
-          part 2: SGD, period 25, 2 tensors, 40 parameters, lr 0.001, 7 of 25
-        )
 
     Note:
         The clock counts the calls of `step` that find a gradient and are not skipped by a gradient scaler. A group's
@@ -87,21 +78,20 @@ class Multirate(Optimizer):
         *,
         drift: bool = True,
         gradient: str | Iterable[str] = "sync",
-        phase: int | Iterable[int] = 0,
         model: nn.Module | None = None,
     ) -> None:
         where = type(self).__name__
         pairs = check_parts(where, parts)
-        entries = initial_groups(where, pairs, gradient, phase, drift)
+        entries = initial_groups(where, pairs, gradient, drift)
         slow = [p for group, added in entries if is_switched(added) for p in group["params"]]
         if slow or model is not None:
             model = check_model(where, model, slow)
             check_wrappers(where, model, switches=bool(slow))
         bases = [base for base, _ in pairs]
         shared = [key for key in bases[0].defaults if all(key in base.defaults for base in bases)]
+        super().__init__([group for group, _ in entries], {key: bases[0].defaults[key] for key in shared})
         for group, added in entries:
             group |= added
-        super().__init__([group for group, _ in entries], {key: bases[0].defaults[key] for key in shared})
         for base in bases:
             self.state.update(base.state)
         self._drift = drift
@@ -124,10 +114,7 @@ class Multirate(Optimizer):
 
     @_disable_dynamo
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Move every part: those that are due by their optimizer, the others along their direction.
-
-        `closure` recomputes the loss and its gradients, and returns the loss; it is called once.
-        """
+        """Move every part; `closure` recomputes the loss and its gradients, and returns the loss."""
         loss = None
         try:
             if closure is not None:
@@ -151,8 +138,8 @@ class Multirate(Optimizer):
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None and float(found_inf) != 0:
             return False
+        self._diagnostics.call(type(self).__name__, self.param_groups)
         if not has_gradient(self.param_groups):
-            self._diagnostics.idle_call(type(self).__name__, self.param_groups)
             return False
         if asks_for_state_only(self.param_groups):
             for part in self._bases:
@@ -173,7 +160,6 @@ class Multirate(Optimizer):
         if any(part.lacks_direction() for part in self._bases):  # as in a warm-up from 0: the next step may have a rate
             ends = dict.fromkeys(ends, now + 1)
         self._flags.step_begins(groups)
-        self._diagnostics.step(where, groups, due)
         for part in self._bases:
             part.advance(self.state, ends, now)
         keys: Iterable[object] = self.state if now == 0 and len(self._bases) > 1 else ()
@@ -186,7 +172,11 @@ class Multirate(Optimizer):
             group["clock"] = now + 1
 
     def _parts(self) -> Iterator[tuple[Optimizer, list[Group]]]:
-        return divide(part.base for part in self._bases)
+        """Yield base and groups of each part, in the order given, the periods within one base ascending."""
+        for part in self._bases:
+            groups = part.base.param_groups
+            for period in sorted({group["initial_period"] for group in groups}):
+                yield part.base, [group for group in groups if group["initial_period"] == period]
 
     @property
     def due(self) -> tuple[bool, ...]:
@@ -194,29 +184,12 @@ class Multirate(Optimizer):
         return tuple(any(map(is_due, groups)) for _, groups in self._parts())
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for a logger: steps done, share of entries that are due, and some for each part ("part0", …).
-
-        These are: due (1 or 0), period, phase (steps since the last gradient).
-        """
+        """Return numbers for a logger: steps done, share of entries due; of each part due, period, steps since then."""
         return collect_metrics(self._parts())
 
     def __repr__(self) -> str:
         first = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"
         return "\n".join([first, *describe(self._parts()), ")"])
-
-    def train(self) -> None:
-        """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
-        self._call_bases("train")
-
-    def eval(self) -> None:
-        """Pass `eval()` on to the parts that have it, as schedule-free optimizers do."""
-        self._call_bases("eval")
-
-    def _call_bases(self, method: str) -> None:
-        for part in self._bases:
-            if callable(function := getattr(part.base, method, None)):
-                part.base.state = self.state  # which the user may have replaced
-                function()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise RuntimeError: the parts are fixed at construction, so that schedulers and saved states fit for life."""
@@ -239,18 +212,18 @@ class Multirate(Optimizer):
         It is that of an optimizer with the same parts, or of the base optimizer over the same groups, as `split` makes,
         or over `model.parameters()`.
         """
-        where, bases = f"{type(self).__name__}.load_state_dict", [part.base for part in self._bases]
-        handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
-            lambda _, saved: checkpoint.fitted(where, saved, bases, self.param_groups, self.state, self._order)
-        )
+        where = f"{type(self).__name__}.load_state_dict"
         checkpoint.check_form(where, state_dict)
+        handle = self.register_load_state_dict_pre_hook(  # runs last: hooks of the user may adapt the dict
+            lambda _, saved: checkpoint.fitted(where, saved, self.param_groups, self.state, self._order)
+        )
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = {"_drift": self._drift, "_order": self._order, "_off": self._flags.off}
+        ours = {"_drift": self._drift, "_order": self._order, "_off": list(self._flags.off)}
         return super().__getstate__() | ours | {"_copied_bases": [part.for_copy() for part in self._bases]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -268,9 +241,9 @@ class Multirate(Optimizer):
             self._load(state)
         except Exception as error:  # a base finds its own faults
             self._load(before)
-            where, rule = f"{type(self).__name__}.load_state_dict", "a saved state that its parts can take"
-            found = type(error).__name__
-            raise invalid_argument(ValueError, where, "state_dict", rule, found, f"{error}.") from error
+            raise ValueError(
+                f"{type(self).__name__}.load_state_dict: a part cannot take this state: {error}"
+            ) from error
 
     def _load(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

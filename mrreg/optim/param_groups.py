@@ -46,8 +46,7 @@ def split(
     Raises:
         TypeError: If something is of another kind than listed above.
         ValueError: If a choice matches nothing, `fast` and `slow` overlap or leave something out, or a part is empty.
-        RuntimeError: If a DistributedDataParallel in the model waits for gradients of all parameters, or was built
-            while some parameters that train had requires_grad=False.
+        RuntimeError: If a DistributedDataParallel in the model does not fit.
 
     Example:
         >>> import mrreg

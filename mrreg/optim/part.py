@@ -83,7 +83,7 @@ class Part:
                 held.append((group, params, begin_directions(self.base, group, params, state)))
             self._step(due, state)
             for group, params, buffers in held:
-                end_directions(self.base, group, params, buffers, state)
+                end_directions(self.base, group, params, buffers)
         for group, params, directions in held:
             if not directions:  # the base's own buffers
                 directions = [state[p][BUFFER] for p in params]
@@ -142,6 +142,9 @@ class Part:
         for old, group in zip(before, groups, strict=True):
             if missing := [key for key in self.base.defaults if key in old and key not in group]:
                 raise ValueError(f"{type(self.base).__name__} without {quoted(missing)}")
+            buffers = [(p, (state.get(p) or {}).get(BUFFER)) for p in group["params"] if type(self.base) in BUFFERED]
+            if any(buffer is not None and buffer.shape != p.shape for p, buffer in buffers):
+                raise ValueError(f"saved with {BUFFER} of other shapes: the model differs")
 
     def for_copy(self) -> tuple[type[Optimizer], dict[str, Any]]:
         """Return class and attributes for a copy; torch would keep three attributes and lose those of third parties."""
@@ -171,7 +174,7 @@ def buffer_is_direction(base: Optimizer, group: Group) -> bool:
 
 def gradient_is_direction(base: Optimizer, group: Group) -> bool:
     """Return True where SGD moves along its gradient: cheaper than a displacement, and known at lr = 0 too."""
-    return type(base) is torch.optim.SGD and not group["weight_decay"]
+    return type(base) is torch.optim.SGD and not (group["weight_decay"] or group["nesterov"] or group["maximize"])
 
 
 def begin_directions(base: Optimizer, group: Group, params: list[Tensor], state: State) -> list[Tensor]:
@@ -185,18 +188,14 @@ def begin_directions(base: Optimizer, group: Group, params: list[Tensor], state:
     return buffers
 
 
-def end_directions(base: Optimizer, group: Group, params: list[Tensor], buffers: list[Tensor], state: State) -> None:
-    """Turn what was begun into directions once the base has moved: SGD's force, else displacement / lr."""
+def end_directions(base: Optimizer, group: Group, params: list[Tensor], buffers: list[Tensor]) -> None:
+    """Turn what was begun into directions once the base has moved: SGD's gradient, else displacement / lr."""
     here, lr = local_all(buffers), float(group["lr"])
     if not buffers:
         return
     if gradient_is_direction(base, group):
         grads = [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in params if p.grad is not None]
         torch._foreach_copy_(here, local_all(grads))
-        if group["maximize"]:
-            torch._foreach_neg_(here)
-        if group["nesterov"]:
-            torch._foreach_add_(here, local_all([state[p][BUFFER] for p in params]), alpha=group["momentum"])
     elif lr == 0:
         torch._foreach_zero_(here)
     else:

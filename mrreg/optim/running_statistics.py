@@ -1,13 +1,12 @@
 """Policies for the running statistics of BatchNorm layers in slow parts."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from mrreg.errors import check, check_type, invalid_state
@@ -21,8 +20,8 @@ STATISTICS = ("every", "sync", "never")
 class StatisticsGate:
     """Hooks around the forward of one layer, which is as its user left it before and after."""
 
-    def __init__(self, policy: str = "") -> None:
-        self.policy = policy  # none in a copy of the model
+    def __init__(self, policy: str = "", owners: Iterable[int] = ()) -> None:
+        self.policy, self.owners = policy, owners  # none in a copy of the model
         self.moves = True  # statistics move in training
         self._switch = "training" if policy == "never" else "track_running_stats"
         self._is_off = False
@@ -50,15 +49,13 @@ class Statistics(ExitStack):
         super().__init__()
         found = list(_layers(optimizer, model))
         self.layers, self.statistics = tuple(name for name, _, _ in found), policy
-        self._gates = [(StatisticsGate(policy), owners) for _, _, owners in found]
-        for (gate, _), (_, layer, _) in zip(self._gates, found, strict=True):
-            after = layer.register_forward_hook(gate.after, always_call=True)
-            for hook in (layer.register_forward_pre_hook(gate.before), after):
-                end = weakref.finalize(optimizer, hook.remove)
-                end.atexit = False
-                self.callback(end)
+        self._gates = [StatisticsGate(policy, owners) for _, _, owners in found]
+        for gate, (_, layer, _) in zip(self._gates, found, strict=True):
+            self.callback(layer.register_forward_pre_hook(gate.before).remove)
+            self.callback(layer.register_forward_hook(gate.after, always_call=True).remove)
         self.callback(optimizer.register_step_post_hook(self._set_phase).remove)
         self.callback(optimizer.register_load_state_dict_post_hook(self._set_phase).remove)
+        weakref.finalize(optimizer, self.close).atexit = False
         self._set_phase(optimizer)
 
     def remove(self) -> None:
@@ -67,8 +64,8 @@ class Statistics(ExitStack):
 
     def _set_phase(self, optimizer: Optimizer, *_: Any) -> None:
         """Set every layer for the phase that the groups say: a graph is compiled for each, and not for each step."""
-        for gate, owners in self._gates:
-            due = any(is_due(optimizer.param_groups[i]) for i in owners)
+        for gate in self._gates:
+            due = any(is_due(optimizer.param_groups[i]) for i in gate.owners)
             gate.moves = self.statistics == "every" or (self.statistics == "sync" and due)
 
 
@@ -81,8 +78,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
 
     With "every" and "sync" b normalizes the batch; with "never" r does: a frozen BatchNorm whose weight and bias train.
-    With "sync" r averages over the same number of updates, hence over k times as many steps. Where activation
-    checkpointing repeats a forward, r moves again, as in torch.
+    With "sync" r averages over the same number of updates, hence over k times as many steps.
 
     A layer is slow if all its parameters had a period above 1 at construction; its sync steps are those of any of them.
     A layer without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in
@@ -100,7 +96,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         TypeError: If an argument is of the wrong kind.
         ValueError: If `statistics` is another word, the model has no BatchNorm layer with running statistics, or none
             of its parameters is in the optimizer.
-        RuntimeError: If a layer has a policy already, or no shape yet.
+        RuntimeError: If a layer has a policy already.
 
     Example:
         >>> import mrreg, torch
@@ -116,8 +112,7 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         (2, ('1',))
 
     Note:
-        The policy is not saved: call this function when you resume too, before or after loading. Convert to
-        SyncBatchNorm before this call. Copies of the model are as in torch.
+        The policy is not saved: call this function when you resume too. Convert to SyncBatchNorm before this call.
 
     References:
         Ioffe and Szegedy, Batch Normalization, ICML 2015; the multirate paper leaves the statistics open.
@@ -153,8 +148,6 @@ def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, nn.Mo
 def _has_statistics(name: str, layer: nn.Module) -> bool:
     if not isinstance(layer, _BatchNorm) or not layer.track_running_stats or layer.running_mean is None:
         return False
-    if is_lazy(layer.running_mean):
-        raise invalid_state(WHERE, f"the layer {name!r} has no shape yet", "Run one forward first.")
     gates = [getattr(hook, "__self__", None) for hook in layer._forward_pre_hooks.values()]
     if any(isinstance(gate, StatisticsGate) and gate.policy for gate in gates):
         raise invalid_state(WHERE, f"the layer {name!r} has a policy already", "Call remove() on its handle first.")

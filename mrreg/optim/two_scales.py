@@ -1,6 +1,5 @@
 """`MultirateSGD` and `MultirateAdamW`: torch's SGD and AdamW with a slow part."""
 
-import sys
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +14,6 @@ from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice, read_groups, split
 
 Params = ParamsT | nn.Module
-DEFAULT_LR = 1e-3  # that of torch.optim
 
 
 class TwoScales(Multirate):
@@ -26,7 +24,7 @@ class TwoScales(Multirate):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor | None = None,
+        lr: float | Tensor = 1e-3,
         k: int = 5,
         fast: Choice | None = None,
         *,
@@ -37,18 +35,15 @@ class TwoScales(Multirate):
         **options: Any,
     ) -> None:
         where = type(self).__name__
-        lr = _default_lr(where) if lr is None else lr
-        k, slow_lr = check_int(where, "k", k), _check_slow_lr(where, slow_lr)
-        given = read_groups(where, "params", params)[0]
-        groups = _with_periods(where, params, given, k, fast)
-        for group in groups:
-            if group["period"] > 1 and isinstance(slow_lr, str):
-                group["slow_lr"] = slow_lr  # applied at each step, so that a schedule of "lr" cannot undo it
-            elif group["period"] > 1:
-                group.setdefault("lr", slow_lr)
-        if isinstance(params, nn.Module):
-            rule = "left out where params is a module"
-            check(model is None or model is params, where, "model", rule, type(model).__name__)
+        k = check_int(where, "k", k)
+        if isinstance(slow_lr, str):  # applied at each step, so that a schedule of "lr" cannot undo it
+            check(slow_lr in SLOW_LR, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
+            own: Group = {"slow_lr": slow_lr}
+        else:
+            own = {"lr": check_number(where, "slow_lr", slow_lr, "at least 0", lambda x: x >= 0)}
+        groups = _with_periods(where, params, read_groups(where, "params", params)[0], k, fast)
+        groups = [own | group if group["period"] > 1 else group for group in groups]
+        if isinstance(params, nn.Module) and model is None:
             model = params
         base = self.base(groups, lr=lr, **options)  # type: ignore[call-arg]
         super().__init__([(base, None)], drift=drift, gradient=gradient, model=model)
@@ -66,16 +61,15 @@ class MultirateSGD(TwoScales):
 
     Args:
         params: The model; or parameters, named parameters or groups, as in torch, with `model`.
-        lr: Step size per step, for both parts. Paper: h_F, that is h / k. Default: 1e-3, as in torch.
+        lr: Step size per step, for both parts. Paper: h_F, that is h / k.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
-        fast: Parts that train at every step, in the forms of `split`: names, patterns, modules or parameters. All other
-            parameters are slow. Paper: theta_F. None: groups say it by a "period" (of None: k), as `split` makes them;
-            groups without one are fast.
+        fast: Parts that train at every step, in the forms of `split`; all others are slow. Paper: theta_F. None: groups
+            say it by a "period" (of None: k), as `split` makes them; groups without one are fast.
         drift: True: the slow part keeps moving between its gradients (Algorithm 1). False: it moves k times as far
             once per cycle (Algorithm 2).
         slow_lr: Step size of the slow part: "coupled", lr per step as in the paper, so k * lr per gradient;
             "per_gradient", lr / k per step, so that one gradient moves it as far as in ordinary training; or a number,
-            which becomes the groups' "lr". The words are applied at each step, so that no schedule undoes them.
+            which becomes the groups' "lr". No schedule undoes the words.
         gradient: "sync", "mean" or "sum", as in `Multirate`, for the slow part.
         model: As in `Multirate`; left out where `params` is the model.
         options: Those of `torch.optim.SGD`. Paper: momentum mu; weight_decay omega, once per gradient.
@@ -122,12 +116,9 @@ class MultirateAdamW(TwoScales):
         >>> import mrreg
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> decay = [{"params": [model[0].weight, model[2].weight]}]
-        >>> decay.append({"params": [model[0].bias, model[2].bias], "weight_decay": 0.0})
-        >>> options = {"lr": 2e-5, "k": 5, "slow_lr": "per_gradient"}
-        >>> optimizer = mrreg.MultirateAdamW(decay, fast=model[2].weight, model=model, **options)
+        >>> optimizer = mrreg.MultirateAdamW(model, lr=2e-5, k=5, fast="2", slow_lr="per_gradient", weight_decay=0.1)
         >>> [(group["period"], group["weight_decay"]) for group in optimizer.param_groups]
-        [(1, 0.01), (5, 0.01), (5, 0.0)]
+        [(1, 0.1), (5, 0.1)]
 
     Note:
         Adam's step has size lr whatever the gradient, so holding it for k steps at the coupled lr multiplies the noise;
@@ -140,29 +131,9 @@ class MultirateAdamW(TwoScales):
     base = torch.optim.AdamW
 
 
-def _default_lr(where: str) -> float:
-    """Return torch's default, and warn where a trainer has another rate that it does not pass on."""
-    arguments = getattr(sys._getframe(2).f_locals.get("self"), "args", None)
-    rate = getattr(arguments, "learning_rate", DEFAULT_LR)
-    if rate != DEFAULT_LR:
-        remedy = 'Name "lr" among the options of the optimizer.'
-        warn(f"{where}: lr was left out and is {DEFAULT_LR}, since the trainer does not pass its {rate} on. {remedy}")
-    return DEFAULT_LR
-
-
-def _check_slow_lr(where: str, slow_lr: object) -> str | float:
-    if isinstance(slow_lr, str):
-        check(slow_lr in SLOW_LR, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
-        return slow_lr
-    return check_number(where, "slow_lr", slow_lr, "at least 0", lambda x: x >= 0)
-
-
 def _with_periods(where: str, params: Params, groups: list[Group], k: int, fast: Choice | None) -> list[Group]:
     """Return groups with a period each: 1 for those of `fast`, k for those marked slow."""
     if fast is not None:
-        remedy = "Let `split` mark the groups, or give `fast`."
-        has_periods = any(group.get("period") is not None for group in groups)
-        check(not has_periods, where, "fast", "left out where groups have periods of their own", "both", remedy)
         groups = split(params if isinstance(params, nn.Module) else groups, fast=fast)
     elif k > 1 and not any("period" in group for group in groups):
         remedy = "Name the fast ones, as in fast='fc', or give groups from split(); k=1 is ordinary training."

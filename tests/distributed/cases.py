@@ -143,7 +143,7 @@ def whole(net: nn.Module) -> Optimizer:
     return mrreg.MultirateSGD(net, lr=0.1, k=K, fast=head(net), momentum=0.9, weight_decay=0.01)
 
 
-ENGINES: tuple[Make, ...] = (sgd, algorithm2, adamw, mean, three, langevin, whole)
+ENGINES: tuple[Make, ...] = (sgd, algorithm2, adamw, mean, three, langevin)
 PLAIN: tuple[Make, ...] = (
     lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
     lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=True),

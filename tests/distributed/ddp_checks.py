@@ -1,22 +1,17 @@
 """Checks of DistributedDataParallel on two ranks."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 
 import mrreg
 from distributed.cases import (
     DDP,
-    ENGINES,
     PLAIN,
     STEPS,
     K,
@@ -26,19 +21,18 @@ from distributed.cases import (
     check,
     equal_to_one_process,
     full,
-    head,
     masked_and_multirate,
     masked_net,
+    mean,
     plain_net,
     sgd,
     whole,
 )
-from mrreg.distributed.communication import reduce_due
 
 
 @check
 def ddp_multirate(rank: int) -> None:
-    for make in ENGINES:
+    for make in (whole, mean):  # what the optimizer does is no matter of the wrapper
         equal_to_one_process(DDP(plain_net(), find_unused_parameters=True), plain_net(), make, rank)
 
 
@@ -47,66 +41,13 @@ def ddp_masks(rank: int) -> None:
     cases: Any = (PLAIN[0], {}), (PLAIN[1], {"static_graph": True}), (PLAIN[0], {"gradient_as_bucket_view": True})
     for make, options in cases:
         equal_to_one_process(DDP(masked_net(), **options), masked_net(), make, rank, masks=True)
-    for structure in ("input", "output"):
-        equal_to_one_process(DDP(masked_net(structure)), masked_net(structure), PLAIN[0], rank, masks=True)
+    equal_to_one_process(DDP(masked_net("input")), masked_net("input"), PLAIN[0], rank, masks=True)
 
 
 @check
 def ddp_masks_and_multirate(rank: int) -> None:
     net = DDP(masked_net(boost=2.0), find_unused_parameters=True)
     equal_to_one_process(net, masked_net(boost=2.0), masked_and_multirate, rank, masks=True)
-
-
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """Bytes that this rank hands to all_reduce meanwhile."""
-    sent, original = [0], dist.all_reduce
-
-    def count(value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        sent[0] += value.numel() * value.element_size()
-        return original(value, *args, **kwargs)
-
-    with mock.patch.object(dist, "all_reduce", count):
-        yield sent
-
-
-@check
-def ddp_sends_what_is_due(rank: int) -> None:
-    for bucket_mb, view in ((25, False), (25, True), (1e-6, False)):  # one bucket of all, or one a parameter
-        nets = [
-            DDP(plain_net(), find_unused_parameters=True, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=view)
-            for _ in range(2)
-        ]
-        nets[1].register_comm_hook(None, reduce_due)
-        optimizers = [sgd(nets[0]), whole(nets[1])]
-        with counted() as sent:
-            for t in range(2 * K):
-                for net, optimizer in zip(nets, optimizers, strict=True):
-                    backward(net, batch(t).chunk(2)[rank])
-                    optimizer.step()
-                    optimizer.zero_grad()
-                for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-                    assert torch.equal(p, q)
-        fast = sum(p.numel() for p in head(nets[1]).parameters())
-        slow = sum(p.numel() for p in nets[1].parameters()) - fast
-        assert sent[0] == 8 * 2 * (K * fast + slow), sent
-
-
-@check
-def ddp_due_only_with_accumulation(rank: int) -> None:
-    net, alone = DDP(plain_net(), find_unused_parameters=True), plain_net()
-    net.register_comm_hook(dist.group.WORLD, reduce_due)
-    optimizer, other = sgd(net), sgd(alone)
-    for t in range(STEPS):
-        with net.no_sync():
-            backward(net, batch(t).chunk(2)[rank])
-        backward(net, batch(t + 100).chunk(2)[rank])
-        backward(alone, batch(t))
-        backward(alone, batch(t + 100))
-        for o in (optimizer, other):
-            o.step()
-            o.zero_grad()
-        agree(net, alone, rank)
 
 
 @check
@@ -236,7 +177,7 @@ def uneven(
 def ddp_uneven_inputs(rank: int) -> None:
     words = r"after uneven inputs the ranks have made different numbers of steps: {} on rank 0, {} on rank 1.*drop_last"
     for masks in (False, True):
-        for steps, late in (((5, 4), False), ((2, 5), True), ((3, 0), False), ((1 + K, 1), True)):
+        for steps, late in (((5, 4), False), ((1, 3), True)):
             said, _, _ = uneven(rank, steps, late, masks)
             where = "attach" if masks else "MultirateSGD"
             assert re.search(f"{where}: {words.format(*steps)}", said), said

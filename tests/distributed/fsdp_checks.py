@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from helpers.masks import bits
-from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
@@ -66,29 +65,6 @@ def fsdp_steps_communicate_nothing(rank: int) -> None:
             optimizer.zero_grad()
         assert said.get_total_counts() == 0
     assert reduced == [3 if t % 2 == 0 else 2 for t in range(STEPS)]  # one for each layer that is due
-
-
-class Tied(nn.Module):
-    """Two layers with one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x).tanh())
-        return out
-
-
-@check
-def fsdp_masks_of_tied_layers(rank: int) -> None:
-    nets = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        nets.append(nn.Sequential(nn.Linear(6, 6), mrreg.MultirateMask(Tied(), p=0.4, k=K)).double())
-    fully_shard(nets[0])
-    equal_to_one_process(nets[0], nets[1], PLAIN[0], rank, masks=True)
 
 
 @check

@@ -65,19 +65,6 @@ def fsdp1_refused(rank: int) -> None:
 
 
 @check
-def zero_refused(rank: int) -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    net = masked_net()
-    zero = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
-    words = r"optimizer of the model's own parameters, got 'ZeroRedundancyOptimizer'.*fully_shard"
-    with pytest.raises(TypeError, match=f"attach: optimizer must be an {words}"):
-        mrreg.attach(zero, net)
-    with pytest.raises(TypeError, match=rf"Multirate: parts\[0\] must be an {words}"):
-        mrreg.Multirate([(zero, 1)])
-
-
-@check
 def fsdp_checkpoint(rank: int) -> None:
     """Saved by two ranks at every step of a cycle and loaded into a fresh optimizer: the same training."""
     import tempfile

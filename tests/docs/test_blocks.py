@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.documents import PAGES, ROOT, Section, lone_blocks, sections
 from helpers.trainers import CPU_TRAINER, forget_precision
 from helpers.transformer_models import Sentences, bert
@@ -18,9 +19,6 @@ from benchmarks.core.registry import REGISTERED
 
 LANGUAGES = {"python", "diff", "py", "sh", "text", "bibtex"}
 SECTIONS = sections()
-RANKS = (ROOT / "tests" / "distributed" / "readme_checks.py").read_text(encoding="utf-8")
-ON_RANKS = re.findall(r'lone_blocks\("(.+?)"\)', RANKS)  # marks of the blocks that run there
-ALONE = [block for block in lone_blocks() if not any(mark in block for mark in ON_RANKS)]
 EXTRAS = r"^ *(?:import|from) (accelerate|keras|lightning|timm|transformers)\b"
 
 
@@ -67,12 +65,11 @@ def test_blocks_run_in_order(section: Section) -> None:
 
 def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
     assert {language for section in SECTIONS for language, _ in section.blocks} <= LANGUAGES
-    assert all(sum(mark in block for block in lone_blocks()) >= 1 for mark in ON_RANKS)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the trainers, about themselves
-@pytest.mark.parametrize("block", ALONE)
+@pytest.mark.parametrize("block", lone_blocks())
 def test_a_lone_block_trains_what_it_shows(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     monkeypatch.chdir(tmp_path)
@@ -83,7 +80,14 @@ def test_a_lone_block_trains_what_it_shows(block: str, tmp_path: Path, monkeypat
         from transformers import TrainingArguments
 
         names |= {"model": bert(), "arguments": TrainingArguments(str(tmp_path), max_steps=6, **CPU_TRAINER)}
-    exec(compile(block, "a block of its own", "exec"), names)
+    if is_parallel := "DistributedDataParallel(" in block or "fully_shard(" in block:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        names["model"].encoder = nn.ModuleList([nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)])
+    try:
+        exec(compile(block, "a block of its own", "exec"), names)
+    finally:
+        if is_parallel:
+            dist.destroy_process_group()
     if "mrreg.audit(" in block:
         assert names["report"].speedup(k=4) > 0
         return

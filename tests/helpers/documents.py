@@ -30,10 +30,9 @@ def sections() -> list[Section]:
     return [_section(page, text) for page in PAGES for text in _cut(page.read_text(encoding="utf-8"))]
 
 
-def lone_blocks(mark: str = "") -> list[str]:
-    """Blocks with a mark in them that run on a model of their own or on several ranks: those in the language `py`."""
-    blocks = [text for section in sections() for language, text in section.blocks if language == "py"]
-    return [text for text in blocks if mark in text]
+def lone_blocks() -> list[str]:
+    """Blocks that run on a model of their own: those in the language `py`."""
+    return [text for section in sections() for language, text in section.blocks if language == "py"]
 
 
 def _cut(text: str) -> list[str]:

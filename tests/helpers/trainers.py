@@ -1,7 +1,6 @@
 """One training in four loops: by hand, in Accelerate, in Lightning and in the Hugging Face Trainer."""
 
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import mrreg
 END = 8  # steps, in cycles of K
 K = 3
 SEED = 5
-OVERFLOWS = (2, 4)  # at a fast step, and at the sync step that comes next
 CPU_LIGHTNING: dict[str, Any] = {
     "accelerator": "cpu",
     "logger": False,
@@ -36,10 +34,8 @@ class Options:
     accumulate: int = 1
     clip: float = 0.0
     bf16: bool = False
-    fp16: bool = False  # with a gradient scaler and batches that overflow; the learning rate is constant
     checkpointing: bool = False
     statistics: str = "every"
-    groups: bool = False  # weight decay in groups, which the Trainer cannot make beside a model
     masks: str = ""  # instead of a slow part: "mask" or "thin", driven by AdamW
 
 
@@ -72,11 +68,10 @@ class Run:
         if options.masks:
             self.optimizer = torch.optim.AdamW(decay_groups(self.model), lr=0.02)
         else:
-            given: Any = decay_groups(self.model) if options.groups else self.model
-            chosen = {"model": self.model, "weight_decay": 0.1, **settings(self.model)}
-            self.optimizer = mrreg.MultirateAdamW(given, **chosen)
+            chosen: Any = {"lr": 0.02, "k": K, "fast": self.model.head, "slow_lr": "per_gradient", "weight_decay": 0.1}
+            self.optimizer = mrreg.MultirateAdamW(self.model, **chosen)
             mrreg.batch_norm(self.optimizer, self.model, options.statistics)
-        self.scheduler = LambdaLR(self.optimizer, lambda t: 1.0 if self.options.fp16 else max(0.0, (END - t) / END))
+        self.scheduler = LambdaLR(self.optimizer, lambda t: max(0.0, (END - t) / END))
 
     def attach(self, optimizer: Any = None) -> None:
         """Let a trainer's wrapper of the optimizer, or the optimizer itself, drive the masks where there are any."""
@@ -94,10 +89,6 @@ def new_model(options: Options) -> Net:
     return model
 
 
-def settings(model: Net) -> dict[str, Any]:
-    return {"lr": 0.02, "k": K, "fast": model.head, "slow_lr": "per_gradient"}
-
-
 def decay_groups(model: Net) -> list[dict[str, Any]]:
     """As the Trainer makes them: no weight decay for biases and LayerNorm."""
     plain = {n for n, _ in model.named_parameters() if "bias" in n or n.startswith("stem.1.")}
@@ -112,20 +103,6 @@ def batch(t: int) -> tuple[Tensor, Tensor]:
     return torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
 
 
-def overflowing(options: Options, t: int) -> tuple[Tensor, Tensor]:
-    x, labels = batch(t)
-    return x, labels * (1e30 if options.fp16 and t in OVERFLOWS else 1)
-
-
-def new_scaler(options: Options) -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", init_scale=8.0, enabled=options.fp16)
-
-
-def half(options: Options) -> torch.autocast:
-    dtype = torch.float16 if options.fp16 else torch.bfloat16
-    return torch.autocast("cpu", dtype, enabled=options.fp16 or options.bf16)
-
-
 def same(a: nn.Module, b: nn.Module) -> bool:
     saved = a.state_dict(), b.state_dict()
     return saved[0].keys() == saved[1].keys() and all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
@@ -133,19 +110,18 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 
 def by_hand(options: Options, batches: list[tuple[Tensor, Tensor]], clip_groups: bool = False) -> Net:
     """The loop that all others must agree with, to the bit. Lightning clips in the order of the groups."""
-    run, scaler = Run(options), new_scaler(options)
+    run = Run(options)
     run.attach()
     groups = run.optimizer.param_groups
     clipped = [p for group in groups for p in group["params"]] if clip_groups else list(run.model.parameters())
     for t, (x, labels) in enumerate(batches, 1):
-        with half(options):
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.bf16):
             loss = run.model(x, labels)["loss"]
-        scaler.scale(loss / options.accumulate).backward()
+        (loss / options.accumulate).backward()
         if t % options.accumulate == 0:
             if options.clip:
                 nn.utils.clip_grad_norm_(clipped, options.clip)
-            scaler.step(run.optimizer)
-            scaler.update()
+            run.optimizer.step()
             run.scheduler.step()
             run.optimizer.zero_grad()
     return run.model
@@ -164,7 +140,6 @@ def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     run = Run(options)
     mixed = "bf16" if options.bf16 else "no"
     accelerator = Accelerator(cpu=True, mixed_precision=mixed, gradient_accumulation_steps=options.accumulate)
-    accelerator.scaler = new_scaler(options) if options.fp16 else None  # "fp16" itself wants a GPU
     model, optimizer, scheduler = accelerator.prepare(run.model, run.optimizer, run.scheduler)
     run.attach(optimizer)
     if resume:
@@ -173,9 +148,7 @@ def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:
         if t == options.accumulate * stop and not resume:
             accelerator.save_state(str(folder))
         with accelerator.accumulate(model):
-            with half(options) if options.fp16 else nullcontext():
-                loss = model(*overflowing(options, t))["loss"]
-            accelerator.backward(loss)
+            accelerator.backward(model(*batch(t))["loss"])
             if accelerator.sync_gradients and options.clip:
                 accelerator.clip_grad_norm_(model.parameters(), options.clip)
             optimizer.step()
@@ -186,7 +159,6 @@ def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:
 
 def lightning(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     import lightning as pl
-    from lightning.pytorch.plugins import MixedPrecision
 
     from mrreg.integrations.lightning import MultirateCallback
 
@@ -201,7 +173,7 @@ def lightning(options: Options, folder: Path, stop: int, resume: bool) -> Net:
 
         def training_step(self, *_: Any) -> Tensor:
             t = next(self.batches)  # a loader would begin anew: Lightning does not skip what it has seen
-            return self.net(*overflowing(options, t))["loss"]  # type: ignore[no-any-return]
+            return self.net(*batch(t))["loss"]  # type: ignore[no-any-return]
 
         def configure_optimizers(self) -> Any:
             return [run.optimizer], [{"scheduler": run.scheduler, "interval": "step"}]
@@ -213,7 +185,6 @@ def lightning(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     trainer = pl.Trainer(
         max_steps=END,
         precision="bf16-mixed" if options.bf16 else None,
-        plugins=[MixedPrecision("16-mixed", "cpu", new_scaler(options))] if options.fp16 else None,
         accumulate_grad_batches=options.accumulate,
         gradient_clip_val=options.clip or None,
         default_root_dir=folder,
@@ -244,12 +215,12 @@ def trainer_arguments(folder: Path, stop: int, resume: bool, **more: Any) -> Any
     return transformers.TrainingArguments(output_dir=str(folder), **CPU_TRAINER, **more)
 
 
-def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: bool = False) -> Net:
-    """With `optimizers=`, or with the class and its options."""
+def trainer(options: Options, folder: Path, stop: int, resume: bool) -> Net:
     import transformers
 
     from mrreg.integrations.transformers import MultirateCallback
 
+    run = Run(options)
     arguments = trainer_arguments(
         folder,
         stop,
@@ -258,33 +229,8 @@ def trainer(options: Options, folder: Path, stop: int, resume: bool, by_class: b
         max_grad_norm=options.clip,
         bf16=options.bf16,
     )
-    last = str(folder / f"checkpoint-{stop}") if resume else None
     callbacks: list[Any] = [MultirateCallback(seed=SEED)] if options.masks else []
-    if not by_class:
-        run = Run(options)
-        both = run.optimizer, run.scheduler
-        each = transformers.Trainer(run.model, arguments, train_dataset=Rows(), optimizers=both, callbacks=callbacks)
-        each.train(resume_from_checkpoint=last)
-        return run.model
-
-    class Policy(transformers.TrainerCallback):
-        def on_train_begin(self, *_: Any, **now: Any) -> None:
-            mrreg.batch_norm(now["optimizer"], now["model"], options.statistics)
-
-    model = new_model(options)
-    chosen: Any = (mrreg.MultirateAdamW, {"model": model, "weight_decay": 0.1, **settings(model)})
-    if options.masks:
-        chosen = torch.optim.AdamW, {"lr": 0.02}
-    each = transformers.Trainer(
-        model,
-        arguments,
-        train_dataset=Rows(),
-        optimizer_cls_and_kwargs=chosen,
-        callbacks=callbacks or [Policy()],
-    )
-    each.train(resume_from_checkpoint=last)
-    return model
-
-
-def trainer_by_class(options: Options, folder: Path, stop: int, resume: bool) -> Net:
-    return trainer(options, folder, stop, resume, by_class=True)
+    both = run.optimizer, run.scheduler
+    each = transformers.Trainer(run.model, arguments, train_dataset=Rows(), optimizers=both, callbacks=callbacks)
+    each.train(resume_from_checkpoint=str(folder / f"checkpoint-{stop}") if resume else None)
+    return run.model

@@ -17,7 +17,6 @@ OURS = (
     "last_sync",
     "period",
     "initial_period",
-    "phase",
     "drift",
     "gradient",
     "slow_lr",

@@ -81,14 +81,11 @@ class Mirror:
         group = self.base.param_groups[0]
         if p.grad is None:
             return None
-        plain = type(self.base) is SGD and (group["momentum"] == 0 or group["nesterov"])
-        if type(self.base) is not SGD or (plain and group["weight_decay"]):
-            return torch.zeros_like(p) if lr == 0 else (old - p.detach()) / lr
-        force = -p.grad if group["maximize"] else p.grad
-        if group["momentum"] == 0:
-            return torch.as_tensor(force)
-        buffer: Tensor = self.base.state[p]["momentum_buffer"].clone()
-        return force + group["momentum"] * buffer if group["nesterov"] else buffer
+        if type(self.base) is SGD and group["momentum"] and not group["nesterov"]:
+            return torch.clone(self.base.state[p]["momentum_buffer"])
+        if type(self.base) is SGD and not (group["weight_decay"] or group["nesterov"]):
+            return p.grad
+        return torch.zeros_like(p) if lr == 0 else (old - p.detach()) / lr
 
 
 def gradient(p: Tensor, word: str, t: int) -> Tensor | None:

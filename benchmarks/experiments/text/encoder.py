@@ -116,16 +116,9 @@ def tokenizer(source: str) -> Any:
 
 @contextlib.contextmanager
 def _loading(source: str) -> Any:
-    """Load without progress bars and without the list of unused weights (the pooling layer's)."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    """Say in one line what transformers raises without a network, or with a damaged folder."""
     try:
         yield
-    except OSError as error:  # what transformers raises without a network or with a damaged folder
+    except OSError as error:
         first = (str(error).splitlines() or [""])[0]
         raise UserError(f"text: {source} could not be loaded: {first}") from error
-    finally:
-        logging.set_verbosity(before)

@@ -63,8 +63,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 def study(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Made:
     clock, built = [0.0], list[Fake]()
-    monkeypatch.setattr("benchmarks.core.timing.time.process_time", lambda: clock[0])
-    monkeypatch.setattr("benchmarks.core.timing.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("time.process_time", lambda: clock[0])
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
 
     def build(config: Config, method: Method, seed: int, job: Job) -> Fake:
         built.append(Fake(method, job, seed, clock))
@@ -162,18 +162,6 @@ def test_a_scheduled_method_is_trained_once_for_its_steps_and_once_for_its_secon
     assert lengths == {"plain": [8], "cheap": [8, 16], "dear": [8, 3]}
     assert record.results("dear")[1]["accuracy"] == 16.0
     assert record.results("dear")[1]["accuracy at equal seconds"] == 6.0
-
-
-def test_seeds_that_are_trained_together_are_one_run_with_a_result_each(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(Fake, "evaluate", lambda self, split: [self.steps + seed for seed in self.job.seeds])
-    toy = study(monkeypatch, together=True)
-    assert [run.seeds for run in toy[0].runs(Config())] == [(0, 1)] * len(METHODS)
-    record = record_of(toy, tmp_path)
-    assert record.curves("dear", "accuracy by step") == {0: [4.0, 8.0], 1: [5.0, 9.0]}
-    assert record.numbers("dear", "training seconds") == {0: 12.0, 1: 12.0}  # half of 24 each
-    assert [each.job.seeds for each in toy[1]] == [(0, 1)] * len(METHODS)
 
 
 def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> None:

@@ -1,21 +1,13 @@
-"""The one clock, and alternatives that take turns."""
+"""Alternatives that are timed take turns."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from benchmarks.core.timing import clock, interleaved
+from benchmarks.core.timing import interleaved
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize(("threads", "expected"), [(1, 1.0), (2, 2.0)])
-def test_one_thread_is_timed_by_the_process(monkeypatch: pytest.MonkeyPatch, threads: int, expected: float) -> None:
-    monkeypatch.setattr("benchmarks.core.timing.time.process_time", lambda: 1.0)
-    monkeypatch.setattr("benchmarks.core.timing.time.perf_counter", lambda: 2.0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    assert clock(CPU)() == expected
 
 
 def test_cases_take_turns_and_warming_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from helpers.cifar import write_cifar100
 from PIL import Image
 
 from benchmarks.core.errors import UserError
-from benchmarks.data.cifar import CLASSES, cifar10, cifar100, normal
+from benchmarks.data.cifar import CLASSES, cifar10, cifar100
 
 
 def folder_of_images(root: Path, classes: tuple[str, ...] = CLASSES, each: int = 2) -> Path:
@@ -60,21 +60,9 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
         cifar10(folder_of_images(tmp_path, classes=("cat", "mouse")))
 
 
-def test_normal_takes_out_mean_and_deviation() -> None:
-    white = normal(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
-    assert white[0, :, 0, 0].tolist() == pytest.approx(
-        [(1 - 0.4914) / 0.247, (1 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
-    )
-
-
 def test_cifar100_is_read_from_torchvisions_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar100(tmp_path, 3, 2, monkeypatch)
     found = cifar100(tmp_path, 2)
     assert found.x.shape == (2, 3, 32, 32)
     assert found.x[0, 1, 0, 0] == 1024 % 256
     assert found.y.tolist() == found.test_y.tolist() == [0, 1]
-
-
-def test_missing_cifar100_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="CIFAR-100: expected cifar-100-python/train, cifar-100-python/test in"):
-        cifar100(tmp_path)

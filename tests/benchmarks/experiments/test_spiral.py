@@ -1,4 +1,4 @@
-"""The spiral benchmark: its data, its stacked networks, and every method against a literal NumPy loop."""
+"""The spiral benchmark: its data, and every method against a literal NumPy loop."""
 
 import math
 from collections.abc import Callable
@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import nn
-from torch.optim import SGD
 
+from benchmarks.core.comparison import Job
 from benchmarks.core.training import Loop
 from benchmarks.experiments import spiral
-from benchmarks.experiments.spiral import Generators
 
 Array = npt.NDArray[np.float64]
 Theta = dict[str, Array]
@@ -83,40 +81,26 @@ ORACLES: dict[str, Update] = {
 }
 
 
-def training(seeds: list[int], nets: spiral.Networks, optimizer: torch.optim.Optimizer) -> Loop:
-    """Six mini-batches an epoch, in the precision of the networks."""
-    generators = Generators(seeds)
-    dtype = nets.hidden.weight.dtype
-    x, y, test_x, test_y = (part.to(dtype) for part in spiral.draw(generators, 6 * spiral.BATCH, 50))
-    splits = {"test": lambda: [(test_x, test_y)]}
-    return Loop(nets, optimizer, spiral.batches(x, y, generators), splits, spiral.accuracy, spiral.loss)
-
-
-def run(loop: Loop, epochs: int) -> Loop:
-    for _ in range(6 * epochs):
-        loop.step()
+def training(method: str) -> Loop:
+    """The training of seed 3 in double precision: 20 mini-batches an epoch."""
+    job = Job("compare", 30, None, torch.device("cpu"), None, method)
+    loop = spiral.build(spiral.PRESETS["smoke"], spiral.METHODS[method], 3, job)
+    loop.model.double()
     return loop
-
-
-def literal(update: Update, seed: int, index: int, loop: Loop, epochs: int, width: int) -> Theta:
-    net = spiral.network(seed, width).double()
-    names = ("w1", "b1", "w2", "b2")
-    theta = {n: p.detach().numpy().copy() for n, p in zip(names, net.parameters(), strict=True)}
-    memory: Theta = {}
-    for t, (x, y) in enumerate(islice(loop.batches, 6 * epochs)):
-        update(t, theta, gradient(theta, x[index].numpy(), y[index].numpy()), memory)
-    return theta
 
 
 @pytest.mark.parametrize("method", ORACLES)
 def test_method_is_the_literal_loop(method: str) -> None:
-    seeds, width, epochs = [3, 8], 20, 5  # 30 steps: six cycles
-    nets = spiral.Networks(seeds, width).double()
-    run(training(seeds, nets, spiral.METHODS[method](nets)), epochs)
-    for index, seed in enumerate(seeds):
-        theta = literal(ORACLES[method], seed, index, training(seeds, nets, SGD(nets.parameters())), epochs, width)
-        for mine, name in zip(nets.parameters(), theta, strict=True):
-            np.testing.assert_allclose(mine[index].detach().numpy(), theta[name], rtol=0, atol=1e-12, err_msg=name)
+    loop, other = training(method), training(method)
+    theta = {
+        n: p.detach().numpy().copy() for n, p in zip(("w1", "b1", "w2", "b2"), loop.model.parameters(), strict=True)
+    }
+    loop.batches, memory = ((x.double(), y.double()) for x, y in loop.batches), Theta()
+    for t, (x, y) in enumerate(islice(other.batches, 30)):  # six cycles, over the end of an epoch
+        ORACLES[method](t, theta, gradient(theta, x.double().numpy(), y.double().numpy()), memory)
+        loop.step()
+    for mine, name in zip(loop.model.parameters(), theta, strict=True):
+        np.testing.assert_allclose(mine.detach().numpy(), theta[name], rtol=0, atol=1e-12, err_msg=name)
 
 
 def test_every_method_has_an_oracle() -> None:
@@ -138,13 +122,3 @@ def test_spirals_lie_on_the_curve() -> None:
     far = radius > 0.5
     assert (off * radius)[far].abs().mean() < 0.5  # noise 0.02 in radius is 4 pi times that along the arc
     assert off[far].mean().abs() < 0.02
-
-
-def test_networks_start_as_torch_does_and_leave_global_random_numbers_alone() -> None:
-    before = torch.get_rng_state()
-    nets = spiral.Networks([5, 6])
-    assert torch.equal(before, torch.get_rng_state())
-    torch.manual_seed(6)
-    layer = nn.Linear(2, spiral.WIDTH)
-    assert torch.equal(nets.hidden.weight[1], layer.weight)
-    assert torch.equal(nets.hidden.bias[1], layer.bias)

@@ -17,17 +17,14 @@ from benchmarks.report import verdict
         ([1.0, 1.1, 0.9], 0.0, "reproduced"),
         ([-0.1, -0.11, -0.09], -0.5, "reproduced"),
         ([1.0, 1.1, 0.9], 2.0, "contradicted"),
-        ([1.0, -1.0, 0.5], 0.0, "within noise (mean on the claim's side)"),
-        ([1.0, -1.0, -0.5], 0.0, "within noise (mean on the other side)"),
-        ([1.0, -1.0], 0.0, "within noise (mean at the bound)"),
-        ([1.0], 0.0, "within noise (one run, mean on the claim's side)"),
+        ([1.0, -1.0, 0.5], 0.0, "within noise"),
+        ([1.0], 0.0, "within noise"),
         ([], 0.0, "not run"),
-        ([math.nan], 0.0, "not run (every run diverged)"),
+        ([math.nan], 0.0, "not run"),
     ],
 )
 def test_a_claim_gets_one_of_four_words(values: list[float], bound: float, said: str) -> None:
-    assert str(verdict.judge(values, bound)) == said
-    assert verdict.judge(values, bound).word in verdict.WORDS
+    assert verdict.judge(values, bound) == said
 
 
 @pytest.mark.parametrize(
@@ -35,10 +32,10 @@ def test_a_claim_gets_one_of_four_words(values: list[float], bound: float, said:
     [
         (91.0, "higher", 0.5, "reproduced"),
         (91.4, "higher", 0.5, "reproduced"),
-        (80.0, "higher", 0.5, "reproduced (better than the paper's)"),
+        (80.0, "higher", 0.5, "reproduced"),
         (80.0, "lower", 0.5, "contradicted"),
-        (99.0, "lower", 0.5, "reproduced (better than the paper's)"),
-        (92.0, "higher", 0.5, "within noise (mean on the other side)"),
+        (99.0, "lower", 0.5, "reproduced"),
+        (92.0, "higher", 0.5, "within noise"),
         (99.0, "higher", 0.5, "contradicted"),
     ],
 )
@@ -47,7 +44,7 @@ def test_a_number_that_is_better_than_the_papers_is_reproduced(
 ) -> None:
     row = Row("SGD", metric("SGD", "accuracy"), Paper(paper))
     section = Section("Table A5", "t", rows=(row,), tolerance=tolerance, better=better)
-    assert str(verdict.judge_number(row, section, record())) == said
+    assert verdict.judge_number(row, section, record()) == said
 
 
 UNPAIRED = Claim("masks beat nobody", gain("masks", "nobody", "accuracy"))
@@ -95,5 +92,5 @@ def test_medians_are_compared_where_the_section_says_so() -> None:
     slow_once = record(accuracy={"SGD": [1.0, 1.0, -100.0]})
     row = Row("s", metric("SGD", "accuracy"), Paper(1.0))
     section = Section("", "t", rows=(row,), tolerance=0.1, center="median")
-    assert verdict.judge_number(row, section, slow_once).word == "reproduced"
-    assert verdict.judge_number(row, replace(section, center="mean"), slow_once).word == "within noise"
+    assert verdict.judge_number(row, section, slow_once) == "reproduced"
+    assert verdict.judge_number(row, replace(section, center="mean"), slow_once) == "within noise"

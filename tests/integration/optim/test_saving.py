@@ -98,14 +98,8 @@ WAYS = [(True, "sync", 2), (False, "mean", 5), (True, "mean", 3)]
 @pytest.mark.parametrize("stop", range(STEPS))
 @pytest.mark.parametrize("make", MAKES)
 def test_every_step_of_two_cycles(make: Make, stop: int) -> None:
-    """By another route at each step; all routes of all optimizers are below."""
+    """By another route at each step, and every optimizer by each of them."""
     resumes(make, ROUTES[(stop + MAKES.index(make)) % len(ROUTES)], stop)
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("make", MAKES)
-def test_every_route_in_mid_cycle(make: Make, route: Route) -> None:
-    resumes(make, route, 3)
 
 
 @pytest.mark.parametrize("base", TORCH + OTHERS, ids=str)

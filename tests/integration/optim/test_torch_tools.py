@@ -8,10 +8,8 @@ import pytest
 import torch
 from helpers.optimizers import (
     Make,
-    Net,
     adamw,
     clock,
-    hybrid,
     loss,
     network,
     same,
@@ -78,14 +76,6 @@ def test_schedulers_set_what_they_set_in_torch(name: str) -> None:
     train(net, optimizer, range(9, 12), ours.step if name != "ReduceLROnPlateau" else None)
 
 
-def test_one_cycle_over_parts_without_a_common_momentum() -> None:
-    net = network()
-    optimizer = hybrid(net)
-    with pytest.raises(ValueError, match="cycle_momentum"):
-        schedulers.OneCycleLR(optimizer, 0.1, total_steps=20)
-    train(net, optimizer, range(5), schedulers.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False).step)
-
-
 def test_a_scheduler_of_one_base() -> None:
     net = network()
     base = torch.optim.SGD(net.trunk.parameters(), lr=0.1)
@@ -120,28 +110,6 @@ def test_hooks_fire_once_per_step() -> None:
         for handle in handles:
             handle.remove()
     assert sorted(calls) == sorted(["pre", "post", "global pre", "global post"] * 5 + ["base pre", "base post"] * 2)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"weight_decay": 0.1}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}], ids=str
-)
-def test_a_slow_part_drifts_along_the_gradient_that_a_hook_of_its_base_left(options: dict[str, Any]) -> None:
-    def halve(base: Optimizer, *_: Any) -> None:
-        for p in base.param_groups[0]["params"]:
-            p.grad *= 0.5
-
-    nets = network(), network()
-    for net, hooked in zip(nets, (True, False), strict=True):
-        base = torch.optim.SGD(net.parameters(), lr=0.5, **options)
-        if hooked:
-            base.register_step_pre_hook(halve)
-        alone = torch.nn.Parameter(torch.zeros(1))
-        optimizer = mrreg.Multirate([(torch.optim.SGD([alone], lr=0.1), 1), (base, 3)], model=net)
-        for t in range(7):
-            optimizer.zero_grad()
-            torch.autograd.backward(loss(net, t) * (1.0 if hooked else 0.5) + alone.sum())
-            optimizer.step()
-    assert same(*nets)
 
 
 def test_a_closure_runs_once_per_step_and_its_loss_comes_back() -> None:
@@ -201,46 +169,6 @@ def test_a_tensor_as_lr(make: Any, slow_lr: str) -> None:
         train(each, by, range(9), schedulers.StepLR(by, 3, gamma=0.5).step)
     for p, q in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_has_as_many_graphs_as_rates() -> None:
-    from torch._dynamo.testing import CompileCounter
-
-    torch._dynamo.reset()
-    net, twin = network(), network()
-    optimizer, counter = hybrid(net), CompileCounter()
-    compiled: Any = torch.compile(net, backend=counter)
-    for t in range(9):
-        torch.autograd.backward(loss(compiled, t))
-        optimizer.step()
-        optimizer.zero_grad()
-    train(twin, hybrid(twin), range(9))
-    assert counter.frame_count == 3
-    assert same(net, twin)
-
-
-@UNSEEN
-def test_params_of_several_precisions() -> None:
-    net = Net()
-    net.trunk.to(torch.bfloat16)
-    optimizer = mrreg.MultirateSGD(net, lr=0.1, k=2, fast="head.bias")
-    for _ in range(5):
-        for p in net.parameters():
-            p.grad = torch.ones_like(p) if p.requires_grad else None
-        optimizer.step()
-    assert clock(optimizer) == 5
-
-
-@UNSEEN
-def test_complex_parameters() -> None:
-    slow, fast = torch.nn.Parameter(torch.ones(3, dtype=torch.complex128)), torch.nn.Parameter(torch.ones(3))
-    optimizer = mrreg.MultirateSGD(torch.nn.ParameterList([slow, fast]), lr=0.1, k=2, fast=fast)
-    for _ in range(2):
-        torch.autograd.backward((slow.abs().square().sum() if slow.requires_grad else 0) + fast.square().sum())
-        optimizer.step()
-        optimizer.zero_grad()
-    torch.testing.assert_close(slow.detach(), torch.full((3,), 0.6 + 0j, dtype=torch.complex128))
 
 
 @UNSEEN

@@ -80,7 +80,6 @@ ANY: list[tuple[str, Damage, str]] = [
     ("no groups", lose("param_groups"), "nothing usable under 'param_groups'"),
     ("no lr", lose("param_groups", 0, "lr"), "without 'lr'"),
     ("a part less", lose("param_groups", 1), "saved with 2 parameter groups, got 1"),
-    ("state, a word", state(0, "x"), "'x' as the state of a parameter"),
 ]
 SGD = [
     ("no momentum", lose("param_groups", 0, "momentum"), "SGD without 'momentum'"),
@@ -89,7 +88,7 @@ SGD = [
     ("of MultirateAdamW", replaced(adamw), "SGD without 'dampening', 'momentum'"),
 ]
 ADAMW = [
-    ("renamed step", rename("step", "count"), "state that its parts can take, got 'KeyError'. 'step'"),
+    ("renamed step", rename("step", "count"), "a part cannot take this state: 'step'"),
     ("no betas", lose("param_groups", 0, "betas"), "AdamW without 'betas'"),
     ("other shape", lambda s: s["state"][3].update(direction=torch.zeros(3, 3)), "direction of shape (8,), got (3, 3)"),
 ]

@@ -92,10 +92,10 @@ def test_dict_is_plain_and_the_text_shows_it() -> None:
 def test_speedup_is_of_the_seconds_in_the_report() -> None:
     report = audited()
     report["seconds"] = {
-        "full": {"forward": 2.0, "backward": 4.0, "update": 1.0},
-        "fast": {"forward": 2.0, "backward": 0.5, "update": 0.5},
+        "full": {"forward": 2.0, "backward": 4.0},
+        "fast": {"forward": 2.0, "backward": 0.5},
     }
-    assert report.speedup(5) == pytest.approx(5 * 7 / (7 + 4 * 3))
+    assert report.speedup(5) == pytest.approx(5 * 6 / (6 + 4 * 2.5))
     assert report.speedup(1) == pytest.approx(1)
     with pytest.raises(ValueError, match=r"^Audit.speedup: k must be a whole number, at least 1, got 0"):
         report.speedup(0)
@@ -105,10 +105,10 @@ def test_speedup_is_of_the_seconds_in_the_report() -> None:
 def test_no_speedup_is_predicted_beyond_what_backward_passes_cost(forward: float) -> None:
     report = audited()
     report["seconds"] = {
-        "full": {"forward": 1.0, "backward": 2.0, "update": 5.0},
-        "fast": {"forward": forward, "backward": 0.0, "update": 0.0},  # timings that are off
+        "full": {"forward": 1.0, "backward": 2.0},
+        "fast": {"forward": forward, "backward": 0.0},  # timings that are off
     }
-    assert report.speedup(10**6) == pytest.approx(3)
+    assert report.speedup(10**6) == pytest.approx(3, rel=1e-4)
 
 
 def everything(model: nn.Module) -> list[object]:
@@ -168,16 +168,6 @@ def test_model_is_as_it_was_after_an_error() -> None:
     assert "audit: raised by the forward" in "".join(getattr(raised.value, "__notes__", raised.value.args))
 
 
-def test_model_in_evaluation_mode_is_measured_in_training_mode() -> None:
-    seen = []
-    model = network().eval()
-    handle = model.register_forward_hook(lambda module, *_: seen.append(module.training))
-    audited(model=model)
-    handle.remove()
-    assert seen
-    assert all(seen)
-
-
 def test_no_gradient_is_reported_by_name() -> None:
     model = network()
     model[4].register_module("spare", nn.Linear(6, 6))
@@ -185,12 +175,6 @@ def test_no_gradient_is_reported_by_name() -> None:
     assert report["parts"]["slow"]["without_gradient"] == ["4.spare.weight", "4.spare.bias"]
     with pytest.raises(ValueError, match=r"audit: fast must be a part that the loss depends on"):
         audited("4.spare", model)
-
-
-def test_input_with_a_gradient_is_mentioned() -> None:
-    report = mrreg.audit(network(), fast="5", example_inputs=torch.randn(4, 6, requires_grad=True))
-    assert report["inputs_need_gradient"]
-    assert any("input has requires_grad" in each for each in report["advice"])
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,6 @@ def test_a_new_optimizer_takes_the_masks_over(framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_seed_is_checked_when_the_callback_is_made(framework: str) -> None:
-    with pytest.raises(ValueError, match="MultirateCallback: seed must be a whole number, at least 0, got -1"):
-        callback(framework, seed=-1)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_missing_framework_is_named_with_its_remedy(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, framework, None)
     monkeypatch.setitem(sys.modules, f"{framework}.pytorch", None)

@@ -33,10 +33,6 @@ def test_slow_statistics_move_when_the_policy_says(statistics: str, slow: int, f
     assert model[1].track_running_stats
 
 
-def lazy(model: Any) -> nn.Module:
-    return nn.Sequential(model, nn.LazyBatchNorm1d())
-
-
 @pytest.mark.parametrize(
     ("make", "kind", "says"),
     [
@@ -48,7 +44,6 @@ def lazy(model: Any) -> nn.Module:
         (lambda m, o: (o, m[0]), ValueError, "model must be one with BatchNorm .* got 'Linear'"),
         (lambda m, o: (o, m[0:2].append(nn.BatchNorm1d(6, track_running_stats=False))[2:]), ValueError, "must be one"),
         (lambda m, o: (o, network()), ValueError, "with parameters in the optimizer, got 'Sequential'"),
-        (lambda m, o: (o, lazy(m)), RuntimeError, "layer '1' has no shape yet. Run one forward first"),
         (lambda m, o: (o, m) if mrreg.batch_norm(o, m) else (), RuntimeError, "layer '1' has a policy already. Call"),
     ],
 )
@@ -116,16 +111,6 @@ def test_a_layer_of_two_slow_parts_is_at_a_sync_step_with_either() -> None:
     mrreg.batch_norm(optimizer, model, "sync")
     train(model, optimizer, range(8))
     assert counts(model) == (4, 8)
-
-
-def test_wrapped_optimizers() -> None:
-    accelerate = pytest.importorskip("accelerate", reason="Accelerate is not installed")
-    model = network()
-    accelerator = accelerate.Accelerator(cpu=True)
-    prepared, optimizer = accelerator.prepare(model, slow_trunk(model))
-    mrreg.batch_norm(optimizer, prepared, "sync")
-    train(prepared, optimizer, range(END))
-    assert counts(model) == (3, END)
 
 
 class Outer(nn.Module):

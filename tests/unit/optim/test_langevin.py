@@ -137,15 +137,6 @@ def test_a_tensor_lr_and_a_changed_lr_count() -> None:
     assert [torch.equal(p, q) for p, q in zip(params, before, strict=True)] == [True, True, False]
 
 
-def test_sparse_gradients_get_dense_noise() -> None:
-    embedding = nn.Embedding(1000, 3, sparse=True)
-    optimizer = LangevinSGD(embedding.parameters(), lr=0.1, temperature=1.0)
-    before = embedding.weight.detach().clone()
-    embedding(torch.tensor([1, 2])).sum().backward()
-    optimizer.step()
-    assert (embedding.weight.detach() != before).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
 def test_noise_in_other_dtypes(dtype: torch.dtype) -> None:
     p = nn.Parameter(torch.zeros(4000, dtype=dtype))
@@ -189,13 +180,6 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
 def test_refused_options(kind: type[Exception], message: str, options: dict[str, Any]) -> None:
     with pytest.raises(kind, match=re.escape(message)):
         LangevinSGD([nn.Parameter(torch.zeros(1))], **options)
-
-
-def test_a_refused_group_changes_nothing() -> None:
-    optimizer = LangevinSGD([nn.Parameter(torch.zeros(1))])
-    with pytest.raises(ValueError, match="LangevinSGD: "):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "momentum": 1.0})
-    assert len(optimizer.param_groups) == 1
 
 
 @pytest.mark.gpu

@@ -31,22 +31,6 @@ def test_params_and_fast_in_several_forms(form: Any) -> None:
     assert periods(form(iter(net.parameters()), **given)) == [(1, 3), (3, 1)]
 
 
-@pytest.mark.parametrize("form", BOTH)
-def test_existing_groups_keep_order_and_options(form: Any) -> None:
-    net = network()
-    groups = [
-        {"params": [net.head.weight, net.trunk.weight], "weight_decay": 0.5},
-        {"params": [net.trunk.bias, net.head.bias], "weight_decay": 0.0, "lr": 0.3},
-    ]
-    optimizer = form(groups, lr=0.1, k=4, fast=net.head, model=net)
-    assert periods(optimizer) == [(1, 1), (4, 1), (1, 1), (4, 1)]
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.5, 0.0, 0.0]
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, 0.3, 0.3]
-    assert optimizer.due == (True, True)
-    assert "period" not in groups[0]
-    assert len(groups[0]["params"]) == 2  # type: ignore[arg-type]
-
-
 def test_split_marks_slow_groups_and_k_fills_them_in() -> None:
     net = network()
     assert periods(mrreg.MultirateSGD(mrreg.split(net, fast="head"), lr=0.1, k=7, model=net)) == [(1, 2), (7, 2)]
@@ -162,20 +146,6 @@ class TestOneGroupScheduled:
         train(net, optimizer, range(3))
 
 
-@pytest.mark.parametrize(("name", "slow"), [("OneCycleLR", 0.01), ("CyclicLR", "own groups"), ("SWALR", 0.01)])
-def test_one_rate_for_all_groups_undoes_the_slow_one(name: str, slow: Any) -> None:
-    net = network()
-    groups: Any = net
-    if slow == "own groups":
-        groups = mrreg.split(net, fast="head")
-        groups[1]["lr"] = 0.02
-    options: dict[str, Any] = {"fast": "head", "slow_lr": slow} if groups is net else {"model": net}
-    optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=2, momentum=0.9, **options)
-    with pytest.warns(mrreg.NoEffectWarning, match="the slow part began with an lr of its own, and now all") as caught:
-        train(net, optimizer, range(12), SCHEDULES[name](optimizer))
-    assert len(caught) == 1
-
-
 def other_rate(optimizer: mrreg.Multirate) -> dict[str, Any]:
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0]["lr"] = 0.02
@@ -191,14 +161,6 @@ def test_no_slow_part_warns_unless_k_is_1() -> None:
                 form(params, lr=0.1, k=4)
             assert caught[0].filename == __file__
         form(network(), lr=0.1, k=1)
-
-
-def test_options_reach_the_base() -> None:
-    net = network()
-    groups = mrreg.MultirateSGD(net, fast="head", momentum=0.9, nesterov=True, maximize=True).param_groups
-    assert all(group["momentum"] == 0.9 and group["nesterov"] and group["maximize"] for group in groups)
-    adamw = mrreg.MultirateAdamW(net, fast="head", betas=(0.8, 0.9), amsgrad=True)
-    assert (adamw.param_groups[1]["betas"], adamw.defaults["amsgrad"]) == ((0.8, 0.9), True)
 
 
 net = nn.Linear(2, 2)
@@ -219,9 +181,7 @@ REFUSED: list[tuple[type[Exception], dict[str, Any], str]] = [
         "model must be the nn.Module with all .* got 'NoneType'. Give it as model=",
     ),
     (ValueError, {"model": nn.Linear(2, 2)}, "model must be the module that holds all slow parameters, got .* without"),
-    (ValueError, {"params": net, "model": nn.Sequential(net)}, "model must be left out where params is a module"),
     (ValueError, {"params": [], "fast": None}, "params must be something .* got .*iterator ends after use"),
-    (ValueError, {"params": [{"params": [net.weight], "period": 5}, {"params": [net.bias]}]}, "fast must be left out"),
     (ValueError, {"params": [{"params": [net.weight], "period": None}], "fast": None}, "1 for the fastest part"),
     (TypeError, {"params": [{"params": [net.weight], "period": "5"}], "fast": None}, "period must be a whole number"),
 ]

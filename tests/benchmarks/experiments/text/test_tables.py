@@ -55,13 +55,6 @@ def test_the_fast_part_has_period_1_and_the_rest_k(optimizer: Any) -> None:
     assert len(found) == len(list(net.parameters()))
 
 
-def test_the_coupled_lr_is_the_same_for_both() -> None:
-    net, optimizer = prepared(Recipe("layers", "last", lr=0.2))
-    found = periods(net, optimizer)
-    assert {lr for _, lr in found.values()} == {0.2}
-    assert not any("embeddings" in label for label in found)
-
-
 def test_a_part_of_a_task_is_drawn_by_the_seed_and_the_dev_texts_are_not() -> None:
     texts = Texts(torch.arange(20)[:, None], torch.ones(20, dtype=torch.long), torch.arange(20))
     setting = Setting("SST-2", {}, texts=5, dev=3)

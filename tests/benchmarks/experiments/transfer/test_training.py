@@ -14,7 +14,6 @@ from benchmarks.experiments.transfer.experiment import (
     DECAY,
     MOBILENET,
     VARIANTS,
-    WEIGHT_DECAY,
     TransferConfig,
 )
 from benchmarks.experiments.transfer.models import (
@@ -26,7 +25,6 @@ from benchmarks.experiments.transfer.models import (
     MULTIRATE,
     MULTIRATE_BLOCK,
     MULTIRATE_HELD,
-    K,
     MobileNetV1,
 )
 
@@ -79,14 +77,6 @@ def course(loop: Loop, steps: int = 6) -> tuple[list[set[str]], list[list[float]
 )
 def test_what_trains_at_each_step(method: str, expected: list[set[str]]) -> None:
     assert course(begin(method))[0] == expected
-
-
-@pytest.mark.parametrize("method", [FULL, MULTIRATE, MULTIRATE_HELD])
-def test_options_reach_the_optimizer(method: str) -> None:
-    groups = begin(method, WEIGHT_DECAY).optimizer.param_groups
-    assert all(group["momentum"] == 0.9 and group["weight_decay"] == 5e-4 for group in groups)
-    rates = {group.get("period", 1): rate(group) for group in groups}
-    assert rates == pytest.approx({FULL: {1: 0.01}, MULTIRATE: {1: 0.01, K: 0.01}}.get(method, {1: 0.01, K: 0.002}))
 
 
 def test_decay_is_linear_for_fast_and_slow_parts_with_rates_of_their_own() -> None:
