@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,12 +15,6 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def common(one: str, two: str) -> str:
-    """Return the name of the smallest module that holds both."""
-    both = zip(one.split("."), two.split("."), strict=False)
-    return ".".join(name for name, _ in takewhile(lambda names: names[0] == names[1], both))
-
-
 def within(path: str, name: str) -> bool:
     """Return True if a name is that of the module at path, or lies in it."""
     return not path or name == path or name.startswith(f"{path}.")
@@ -31,15 +24,6 @@ def owner(name: str) -> str:
     """Return the path of the module that has a parameter; of the layer, where a parametrization has it."""
     layer, found, _ = f".{name}".partition(".parametrizations.")
     return layer[1:] if found else name.rpartition(".")[0]
-
-
-def holders(model: nn.Module) -> dict[int, list[str]]:
-    """Return the modules that hold each parameter, by its id: more than one where parameters are tied."""
-    found: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
-        for parameter in module._parameters.values():
-            found.setdefault(id(parameter), []).append(path)
-    return found
 
 
 def check_materialized(where: str, what: str, module: nn.Module) -> None:

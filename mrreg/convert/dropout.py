@@ -10,14 +10,12 @@ from torch import nn
 from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
 from mrreg.convert.wrap import check_model
 from mrreg.errors import check, check_int, warn
-from mrreg.masks.groups import UnitGroup
 from mrreg.masks.install import install
 from mrreg.module_utils import has_stock_forward, join
 from mrreg.thinning.build import search
 from mrreg.thinning.counts import kept
-from mrreg.thinning.paths import Path, Watch, copied, forward
-from mrreg.thinning.report import ThinReport
-from mrreg.thinning.twin import Inputs, frozen, read_inputs, state_kept
+from mrreg.thinning.paths import copied
+from mrreg.thinning.report import ThinEntry, ThinReport
 
 WHERE = "swap_dropout"
 DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
@@ -113,11 +111,11 @@ def swap_dropout(
     check(isinstance(rescale, bool | None), WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
     sites = dict(_sites(model))
-    with copied(model, example_inputs, WHERE) as (twin, paths):
+    with copied(model, example_inputs, WHERE) as (twin, paths, plain):
         find_choices(
             model, twin, example_inputs, paths, {path: each for path, each in sites.items() if not each.reason}
         )
-        others = dict(_elsewhere(twin, read_inputs(example_inputs), paths[0]))
+    others = dict(_elsewhere(model, plain.dropped))
     chosen, thin = _search(model, k, example_inputs, sites)
     report = Report({path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | others, thin)
     if thin is None:
@@ -158,18 +156,18 @@ def _search(
             taken |= places
             chosen[path] = site.options
     while chosen:
-        groups: dict[str, UnitGroup] = {}
+        groups: dict[str, ThinEntry] = {}
         present: dict[str, float] = {}
         for path, options in chosen.items():
             for name, each in {option.group.name: option.group for option in options}.items():
                 present[name] = present.get(name, 1.0) * (1 - sites[path].p)  # of several dropouts in a row
                 groups[name] = replace(each, kept=kept(each, 1 - present[name]))
 
-        def choose(found: list[UnitGroup], _: object, groups: Mapping[str, UnitGroup] = groups) -> list[UnitGroup]:
-            known = {group.name for group in found}
-            return [groups.get(g.name, g) for g in found] + [g for name, g in groups.items() if name not in known]
+        def choose(found: list[ThinEntry], groups: Mapping[str, ThinEntry] = groups) -> list[ThinEntry]:
+            others = [each.refused(each.reason or "not asked for") for each in found if each.name not in groups]
+            return [*groups.values(), *others]
 
-        report = search(model, k, inputs, choose, {})
+        report = search(model, k, inputs, choose)
         refused = {name: report[name].reason for name in groups if not report[name].admitted}
         if not refused:
             return chosen, report
@@ -190,19 +188,17 @@ def _outcome(site: Site, options: list[Option] | None) -> Swap:
     return Swap(site.what, masks, options[0].reason)
 
 
-def _elsewhere(twin: nn.Module, inputs: Inputs, path: Path) -> Iterator[tuple[str, Swap]]:
+def _elsewhere(model: nn.Module, dropped: Mapping[tuple[str, str], float]) -> Iterator[tuple[str, Swap]]:
     """Yield what drops whole branches, for which `thin` has blocks, and the dropout in functions that are called."""
-    for name, module in twin.named_modules():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         p = vars(module).get("drop_prob", vars(module).get("p"))
         if p and DROP_PATH.search(type(module).__name__):
             call = f'mrreg.thin(model, p={{"blocks": {{"{name.rpartition(".")[0]}": {p:g}}}}}, ...)'
             why = f"it drops a whole branch; {call} has the block around it off for a cycle"
             yield name, Swap(f"DropPath(p={p:g})", {}, why)
-    watch, modules = Watch(), dict(twin.named_modules())
-    with frozen(twin), state_kept(twin):
-        forward(twin, inputs, path, watch, watch.tracker)
-    for (name, function), p in watch.found.items():
-        if not isinstance(modules.get(name), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+    for (name, function), p in dropped.items():
+        if not isinstance(modules[name], DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
             why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
             why = ATTENTION if function == "scaled_dot_product_attention" else why
             yield f"{name}: {function}()".removeprefix(": "), Swap(f"{function}() with p={p:g}", {}, why)

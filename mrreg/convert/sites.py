@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.groups import Kind, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Slot
 from mrreg.thinning.build import unfit
 from mrreg.thinning.counts import kept
 from mrreg.thinning.grouping import Finder
 from mrreg.thinning.influence import Influence
 from mrreg.thinning.paths import Path
 from mrreg.thinning.recorder import Channels, Recording, record
+from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.trial import Trial
 from mrreg.thinning.twin import randomize, read_inputs
 
@@ -48,7 +49,7 @@ class Option:
 
     path: str
     of: int
-    group: UnitGroup
+    group: ThinEntry
     word: str
     reason: str
     drops: dict[int, Drops] = field(default_factory=dict)
@@ -115,28 +116,27 @@ class _Search:
     def __init__(self, model: nn.Module, recording: Recording) -> None:
         self.model, self.recording, self.finder = model, recording, Finder(recording)
         self.parameters = dict(model.named_parameters())
-        read = map(self.finder.read, self.finder.families())
-        self.groups = [group for group in read if isinstance(group, UnitGroup)]
+        self.groups = [group for group in map(self.finder.read, self.finder.families()) if not group.reason]
 
     def options(self, path: str, dropout: nn.Module, site: Site) -> list[Option]:
         """Return what could stand for a dropout, the best first; the trial has not seen it."""
         found: dict[object, Option] = {}
         for number, (taken, made) in enumerate(site.calls):
             varies = _varying_dims(dropout, made.dim())
-            for group, word, reason, drops in (*self._behind(made, varies), *self._before(taken, varies)):
+            for group, word, why, drops in (*self._behind(made, varies), *self._before(taken, varies)):
                 group = replace(group, kept=kept(group, site.p))
-                if refusal := unfit(self.model, group):
-                    site.reason = refusal.reason
+                if reason := unfit(self.model, group):
+                    site.reason = reason
                 elif not any(self.parameters[s.name].requires_grad for s in group.slots if s.name in self.parameters):
                     site.reason = f"{group.slots[0].name!r} is frozen"
                 elif group.kept == group.units:
                     site.reason = f"p = {site.p:g} of {group.units} units is none"
                 else:
-                    option = Option(path, len(site.calls), group, word, reason)
+                    option = Option(path, len(site.calls), group, word, why)
                     found.setdefault((word, option.places), option).drops[number] = drops
         return list(found.values())
 
-    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[UnitGroup, str, str, Drops]]:
+    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, str, Drops]]:
         """Yield the group of units that the products behind a dropout read, and their columns alone."""
         slots: dict[tuple[str, int], Slot] = {}
         drops: list[Drops] = []
@@ -145,7 +145,7 @@ class _Search:
                 continue
             ends = [influence.gradients(_only(i, op.columns.size), [made])[0] for i in (0, op.columns.size - 1)]
             found = _units(ends, varies, op.columns.size)
-            if found is None or op.columns.dim < 0:
+            if found is None:
                 return
             drops.append(found)
             slots[op.columns.name, op.columns.dim] = self._slot(op.columns, found.positions)
@@ -160,13 +160,13 @@ class _Search:
                     yield group, str(group.kind), "it lies between layers that share these units", around
         yield _single("inputs", list(slots.values())), "input", "its output goes there", drops[0]
 
-    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[UnitGroup, str, str, Drops]]:
+    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, str, Drops]]:
         """Yield the rows of the products that make the units that a dropout takes: of each of them, and of all."""
         for d in varies:
             influence, size = Influence(self.recording, taken, d), taken.shape[d]
             positions, makers = torch.arange(size, device="cpu").view(-1, 1), list[list[Slot]]()
             for offset, (_, op) in zip(influence.offsets, influence.used, strict=False):
-                if op.rows.size == size > 1 and op.rows.dim >= 0:
+                if op.rows.size == size > 1:
                     ends = [influence.reached(_only(i, size))[offset : offset + size] for i in (0, size - 1)]
                     if [end.nonzero().flatten().tolist() for end in ends] == [[0], [size - 1]]:
                         makers.append([self._slot(each, positions) for each in (op.rows, *op.also)])
@@ -215,10 +215,10 @@ def _varying_dims(dropout: nn.Module, dims: int) -> list[int]:
     return [d for d in range(dims) if (there != there.narrow(d, 0, 1)).any()]
 
 
-def _single(kind: Kind, slots: list[Slot]) -> UnitGroup:
+def _single(kind: Kind, slots: list[Slot]) -> ThinEntry:
     layers = ", ".join(dict.fromkeys(slot.name.rpartition(".")[0] for slot in slots))
     units = len(slots[0].indices)
-    return UnitGroup(f"{kind} of {layers}", kind, units, units, tuple(slots))
+    return ThinEntry(f"{kind} of {layers}", kind, units, units, tuple(slots))
 
 
 def _fitting(trial: Trial, options: Sequence[Option]) -> list[Option]:

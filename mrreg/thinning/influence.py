@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from mrreg.thinning.recorder import Recording
 
 Place = tuple[str, int]  # a parameter or buffer, and one of its dimensions
+Position = tuple[Place, int]
 Unit = dict[Place, list[int]]  # positions that belong together
 
 
@@ -65,7 +67,7 @@ class Influence:
         parts = [torch.zeros(s[d], dtype=torch.bool, device="cpu") if g is None else touched(g, d) for g, s, d in made]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device="cpu")
 
-    def source(self, flat: int) -> tuple[Place, int]:
+    def source(self, flat: int) -> Position:
         """Turn a number among all used output channels into the position of one in its weight."""
         number = bisect_right(self.offsets, flat) - 1
         rows = self.used[number][1].rows
@@ -139,23 +141,20 @@ class ChannelSets:
     """Disjoint sets of positions along dimensions of parameters."""
 
     def __init__(self) -> None:
-        self.sizes: dict[Place, int] = {}
-        self._base: dict[Place, int] = {}
-        self._parent: list[int] = []
+        self._parent: dict[Position, Position] = {}
 
     def add(self, place: Place, size: int) -> None:
-        """Begin with a set for each position; a place that is known already stays as it is."""
-        if place not in self._base:
-            self._base[place], self.sizes[place] = len(self._parent), size
-            self._parent.extend(range(len(self._parent), len(self._parent) + size))
+        """Begin with a set for each position, unless it is known already."""
+        for each in product([place], range(size)):
+            self._parent.setdefault(each, each)
 
-    def join(self, positions: Iterable[tuple[Place, int]]) -> None:
+    def join(self, positions: Iterable[Position]) -> None:
         """Unite the sets of some positions."""
-        roots = [self._root(self._base[place] + position) for place, position in positions]
-        for root in roots[1:]:
-            self._parent[self._root(root)] = self._root(roots[0])
+        first, *others = map(self._root, positions)
+        for each in others:
+            self._parent[self._root(each)] = self._root(first)
 
-    def _root(self, node: int) -> int:
+    def _root(self, node: Position) -> Position:
         parent = self._parent
         while parent[node] != node:
             parent[node] = node = parent[parent[node]]
@@ -163,10 +162,9 @@ class ChannelSets:
 
     def families(self) -> list[list[Unit]]:
         """Return the sets, sorted by the places that they run through and the number of positions in each."""
-        units: dict[int, Unit] = {}
-        for place, base in self._base.items():
-            for position in range(self.sizes[place]):
-                units.setdefault(self._root(base + position), {}).setdefault(place, []).append(position)
+        units: dict[Position, Unit] = {}
+        for place, position in self._parent:
+            units.setdefault(self._root((place, position)), {}).setdefault(place, []).append(position)
         found: dict[frozenset[tuple[Place, int]], list[Unit]] = {}
         for unit in units.values():
             found.setdefault(frozenset((place, len(where)) for place, where in unit.items()), []).append(unit)

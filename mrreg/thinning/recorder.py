@@ -11,17 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mrreg.errors import add_note
 from mrreg.masks.groups import Kind
 from mrreg.thinning.substitutes import LEAKY, RECURRENT, unrolled
-from mrreg.thinning.twin import DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
+from mrreg.thinning.twin import Inputs, Operations, floats_in, named_tensors, outputs_in
 
 
 class Channels(NamedTuple):
-    """Neighbouring positions along a dimension of a parameter: one for each channel.
-
-    A negative dimension (`~dim`) is one of a tensor that is computed from the parameter and from others.
-    """
+    """Neighbouring positions along a dimension of a parameter: one for each channel."""
 
     name: str
     dim: int
@@ -67,13 +63,8 @@ def record(twin: nn.Module, inputs: Inputs, sums: list[tuple[Tensor, Tensor]] | 
     for tensor in entering:
         tensor.copy_(moderate(tensor)).requires_grad_(True)
     mode = _Recorder(others, entering, [] if sums is None else sums)
-    try:
-        with DoublePrecision(), mode:  # type: ignore[no-untyped-call]
-            output = twin(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
-        add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
-        raise
+    with Operations(), mode:
+        output = twin(*inputs.args, **inputs.kwargs)
     leaving = [tensor for tensor in outputs_in(output) if tensor.requires_grad]
     return Recording(mode.ops, mode.sums, entering, leaving, others)
 
@@ -107,12 +98,7 @@ class _Recorder(TorchFunctionMode):
         if name in RECURRENT:
             return unrolled(name, self._linear, *args)
         layout = READERS[name](*args, **kwargs) if name in READERS else None
-        try:
-            return self._product(name, partial(func, *args, **kwargs), layout)
-        except RuntimeError:  # some functions, as of quantization, have no gradient for a buffer
-            if layout is not None or not any(map(self._is_buffer, args)):
-                raise
-            return func(*(each.detach().clone() if self._is_buffer(each) else each for each in args), **kwargs)
+        return self._product(name, partial(func, *args, **kwargs), layout)
 
     def _is_buffer(self, value: Any) -> bool:
         storage = value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
@@ -134,8 +120,7 @@ class _Recorder(TorchFunctionMode):
             result = moderate(compute())
         made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory
         columns = [] if column is None else self._channels(weight, column)
-        added = [channels for each in also if each is not None for channels in self._channels(each, 0)]
-        others = rows[1:] + [channels for channels in added if channels.dim >= 0]  # else the trial finds out
+        others = rows[1:] + [channels for each in also if each is not None for channels in self._channels(each, 0)]
         kind: Kind = "heads" if name == "einsum" and weight.dim() > 2 else "hidden"
         kind = "channels" if name.startswith("conv") else kind
         self.ops.append(
@@ -170,9 +155,8 @@ class _Recorder(TorchFunctionMode):
         names = [name for name, grad in zip(self._others, grads[fixed:], strict=True) if grad is not None]
         names.sort(key=lambda name: -self._others[name].numel())
         fits = [name for name in names if self._others[name].shape[dim : dim + 1] == weight.shape[dim : dim + 1]]
-        if not fits or self._others[fits[0]].shape != weight.shape:
-            return [Channels(name, ~dim, 0, weight.shape[dim]) for name in names[:1]]
-        return [Channels(name, dim, 0, weight.shape[dim]) for name in fits]
+        made = fits and self._others[fits[0]].shape == weight.shape  # else it is no product that can be read
+        return [Channels(name, dim, 0, weight.shape[dim]) for name in fits] if made else []
 
 
 SUMS = ("add", "add_", "__add__", "__iadd__", "__radd__")

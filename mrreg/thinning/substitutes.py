@@ -80,16 +80,6 @@ def _prelu(_: Any, x: Tensor, weight: Tensor) -> Tensor:
     return F.leaky_relu(x, 0.3) + slope * x
 
 
-def _leaky_pool(dims: int) -> Callable[..., Any]:
-    """Add the mean over positions to a maximum, which alone would hide the slope of a PReLU under it."""
-
-    def pool(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        value = func(x, *args, **kwargs)
-        return value + x.mean(tuple(range(-dims, 0)), keepdim=True) if isinstance(value, Tensor) else value
-
-    return pool
-
-
 def _batch_norm(
     func: Any, x: Tensor, running_mean: Any = None, running_var: Any = None, *rest: Any, **named: Any
 ) -> Any:
@@ -108,12 +98,11 @@ def _batch_norm(
     return x * scale.reshape(shape) + shift.reshape(shape)
 
 
-# A unit that relu holds at zero, or that is never the largest, would seem to reach nothing.
+# A unit that relu holds at zero would seem to reach nothing.
 LEAKY: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_"), _leaky),
     **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _leaky),
     **dict.fromkeys(("clamp", "clamp_min", "clip"), _clamp),
     "prelu": _prelu,
     **dict.fromkeys(("batch_norm", "instance_norm"), _batch_norm),
-    **{f"{kind}max_pool{d}d": _leaky_pool(d) for kind in ("", "adaptive_") for d in (1, 2, 3)},
 }

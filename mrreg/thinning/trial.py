@@ -53,7 +53,6 @@ class Trial:
         plain, *others = paths
         self.cases = [(i, [plain, *others[i::SUBSETS]]) for i in range(SUBSETS)] if groups else [(0, list(paths))]
         self.weights = {slot.name: self.tensors[slot.name].detach().clone() for each in groups for slot in each.slots}
-        self._zeroed: tuple[int, list[str]] = 0, []
         self.expect()
 
     def expect(self) -> None:
@@ -70,38 +69,31 @@ class Trial:
         for draw, paths in self.cases:
             self._zero(draw, [group for group in self.groups if group.name not in names])
             with thinned(self.twin, groups, overrides, self.kept[draw]) if groups else nullcontext():
-                if found := next(filter(None, (self._difference(draw, path, slots) for path in paths)), ""):
+                if found := self._difference(draw, paths, slots):
                     return found
         return ""
 
     def noise(self, groups: Sequence[UnitGroup]) -> str:
         """Put noise where absent units of groups are made, and describe the change of the output."""
-        for path in self.paths:
-            draw = next(draw for draw, paths in self.cases if path in paths)
+        for draw, paths in self.cases:
             self._zero(draw, self.groups)
             for group in groups:
                 self._write(group, draw, ("producer", "member"), noise=True)
-            found = self._difference(draw, path, set())
-            self.whole()
-            if found:
+            if found := self._difference(draw, paths, set()):
                 return f"units that nothing should read have an effect: {found}"
         return ""
 
     @torch.no_grad()
     def whole(self) -> None:
         """Give the copy its weights back."""
-        self._zeroed = 0, []
         for name, value in self.weights.items():
             self.tensors[name].copy_(value)
 
     def _zero(self, draw: int, groups: Sequence[UnitGroup]) -> None:
         """Have zeros in the columns that read absent units of these groups, and of no others."""
-        names = [group.name for group in groups]
-        if self._zeroed != (draw, names):
-            self.whole()
-            self._zeroed = draw, names
-            for group in groups:
-                self._write(group, draw, ("consumer",), noise=False)
+        self.whole()
+        for group in groups:
+            self._write(group, draw, ("consumer",), noise=False)
 
     @torch.no_grad()
     def _write(self, group: UnitGroup, draw: int, roles: tuple[str, ...], noise: bool) -> None:
@@ -114,29 +106,28 @@ class Trial:
                 values = tensor.index_select(slot.dim, absent)
                 tensor.index_copy_(slot.dim, absent, torch.randn_like(values).abs() if noise else 0 * values)
 
-    def _difference(self, draw: int, path: Path, slots: set[str]) -> str:
-        expected = self.expected[draw, path]
-        if replaced := expected.replaced & slots:
-            return f"the forward replaces the buffer {min(replaced)}{path.name}"
-        try:
-            fault = _compare(run(self.twin, self.inputs, path), expected)
-        except Exception as error:
-            fault = failure(error)
-        return fault and f"{fault}{path.name}"
+    def _difference(self, draw: int, paths: Iterable[Path], slots: set[str]) -> str:
+        for path in paths:
+            expected = self.expected[draw, path]
+            if replaced := expected.replaced & slots:
+                return f"the forward replaces the buffer {min(replaced)}{path.name}"
+            try:
+                fault = difference(run(self.twin, self.inputs, path), expected)
+            except Exception as error:
+                fault = failure(error)
+            if fault:
+                return f"{fault}{path.name}"
+        return ""
 
 
-def tolerance() -> float:
-    """Return the largest relative difference between outputs that is rounding, in the default precision."""
-    return 1e-9 if torch.get_default_dtype() == torch.float64 else 1e-4
-
-
-def _compare(found: Ran, expected: Ran) -> str:
+def difference(found: Ran, expected: Ran) -> str:
+    """Describe how outputs, or shapes of buffers, differ by more than rounding; nothing if they do not."""
     if [one.shape for one in found.outputs] != [two.shape for two in expected.outputs]:
         return "the outputs have other shapes"
     for one, two in zip(found.outputs, expected.outputs, strict=True):
         scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
         worst = float((one - two).abs().max()) if two.numel() else 0.0
-        if not worst <= tolerance() * scale:
+        if not worst <= (1e-9 if torch.get_default_dtype() == torch.float64 else 1e-4) * scale:
             return f"the output differs by {worst / scale:.1g}"
     changed = [name for name, shape in found.buffers.items() if shape != expected.buffers.get(name)]
     return f"the buffer {changed[0]} gets another shape" if changed else ""
