@@ -34,7 +34,7 @@ class Swap:
 
     what: str
     masks: Mapping[str, str]  # kind of the units that are absent in its place, by layer; empty where it was left
-    reason: str
+    reason: str = ""
 
     @property
     def replaced(self) -> bool:
@@ -43,7 +43,7 @@ class Swap:
 
     def __str__(self) -> str:
         masks = ", ".join(f"{kind} mask on {path}" for path, kind in self.masks.items())
-        return f"{self.what} -> {masks or 'left'}: {self.reason}"
+        return f"{self.what} -> {masks or f'left: {self.reason}'}"
 
 
 class Report(dict[str, Swap]):
@@ -185,7 +185,7 @@ def _outcome(site: Site, options: list[Option] | None) -> Swap:
     for each in options:
         names = [slot.name for slot in each.group.slots] if each.group.keeps_shape else [f"{each.group.name}."]
         masks |= {name.rpartition(".")[0] or name: each.word for name in names}
-    return Swap(site.what, masks, options[0].reason)
+    return Swap(site.what, masks)
 
 
 def _elsewhere(model: nn.Module, dropped: Mapping[tuple[str, str], float]) -> Iterator[tuple[str, Swap]]:

@@ -1,13 +1,12 @@
 """The dropouts of a model, and the units that can be absent in the place of what each of them drops.
 
-A dropout is a place in the recorded forward of a double copy. Gradients show which products read what it gives, and
-which make what it takes. Whatever is found so is tried: the copy computes the same with these entries at zero as with
-the units dropped, or it is not used.
+Gradients in a recorded forward show which products read what a dropout gives, and which make what it takes. The copy
+computes the same with these entries at zero as with the units dropped, or they are not used.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -26,7 +25,7 @@ from mrreg.thinning.paths import Path
 from mrreg.thinning.recorder import Channels, Recording, record
 from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.trial import Trial
-from mrreg.thinning.twin import randomize, read_inputs
+from mrreg.thinning.twin import Inputs, randomize, read_inputs
 
 ATTENTION = "it acts on attention probabilities, which have no weight"
 UNCALLED = "the forward on example_inputs does not call it"
@@ -51,7 +50,6 @@ class Option:
     of: int
     group: ThinEntry
     word: str
-    reason: str
     drops: dict[int, Drops] = field(default_factory=dict)
 
     @property
@@ -82,8 +80,8 @@ def find_choices(
     found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
     for path, site in sites.items():
         site.reason = site.reason or ("" if found[path] else NOBODY if site.calls else UNCALLED)
-    trial = Trial(twin, inputs, [], [each for each in paths if not each.shift])  # else zeros in embeddings are none
-    fitting = _fitting(trial, [each for options in found.values() for each in options])
+    paths = [each for each in paths if not each.shift]  # else zeros in embeddings are none
+    fitting = _fitting([each for options in found.values() for each in options], twin, inputs, paths)
     for path, site in sites.items():
         by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]
         if site.calls and all(by_call):
@@ -123,7 +121,7 @@ class _Search:
         found: dict[object, Option] = {}
         for number, (taken, made) in enumerate(site.calls):
             varies = _varying_dims(dropout, made.dim())
-            for group, word, why, drops in (*self._behind(made, varies), *self._before(taken, varies)):
+            for group, word, drops in (*self._behind(made, varies), *self._before(taken, varies)):
                 group = replace(group, kept=kept(group, site.p))
                 if reason := unfit(self.model, group):
                     site.reason = reason
@@ -132,11 +130,11 @@ class _Search:
                 elif group.kept == group.units:
                     site.reason = f"p = {site.p:g} of {group.units} units is none"
                 else:
-                    option = Option(path, len(site.calls), group, word, why)
+                    option = Option(path, len(site.calls), group, word)
                     found.setdefault((word, option.places), option).drops[number] = drops
         return list(found.values())
 
-    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, str, Drops]]:
+    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, Drops]]:
         """Yield the group of units that the products behind a dropout read, and their columns alone."""
         slots: dict[tuple[str, int], Slot] = {}
         drops: list[Drops] = []
@@ -157,10 +155,10 @@ class _Search:
                 place, slot = next(iter(read.items()))
                 if set(map(frozenset, slot.indices.tolist())) == set(map(frozenset, slots[place].indices.tolist())):
                     around = Drops(slot.indices - slots[place].indices.min(), drops[0].shape)
-                    yield group, str(group.kind), "it lies between layers that share these units", around
-        yield _single("inputs", list(slots.values())), "input", "its output goes there", drops[0]
+                    yield group, str(group.kind), around
+        yield _single("inputs", list(slots.values())), "input", drops[0]
 
-    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, str, Drops]]:
+    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, Drops]]:
         """Yield the rows of the products that make the units that a dropout takes: of each of them, and of all."""
         for d in varies:
             influence, size = Influence(self.recording, taken, d), taken.shape[d]
@@ -178,7 +176,7 @@ class _Search:
                         members.append(Slot(*place, units.argsort(stable=True).view(size, -1), "consumer"))
                 drops = Drops(positions, [size if each == d else 1 for each in range(taken.dim())])
                 for slots in makers if len(makers) == 1 else [*makers, list(chain(*makers))]:
-                    yield _single("outputs", slots + members), "output", "its input comes from there", drops
+                    yield _single("outputs", slots + members), "output", drops
                 return
 
     def _slot(self, channels: Channels, positions: Tensor) -> Slot:
@@ -192,10 +190,7 @@ def _only(position: int, size: int) -> Tensor:
 
 
 def _units(ends: Sequence[Tensor | None], varies: Sequence[int], size: int) -> Drops | None:
-    """Return the columns of each unit that a dropout drops, from what gives a product its first and last columns.
-
-    Columns lie along the dimensions of which both are at one place each, and not at the same.
-    """
+    """Return the columns of each unit that a dropout drops, from what gives a product its first and last columns."""
     one, two = ([] if end is None else [set(at) for at in end.cpu().nonzero().T.tolist()] for end in ends)
     dims = [d for d, (a, b) in enumerate(zip(one, two, strict=False)) if len(a) == len(b) == 1 and a != b]
     sizes = [end.shape[d] for end in ends[:1] if end is not None for d in dims]
@@ -221,48 +216,36 @@ def _single(kind: Kind, slots: list[Slot]) -> ThinEntry:
     return ThinEntry(f"{kind} of {layers}", kind, units, units, tuple(slots))
 
 
-def _fitting(trial: Trial, options: Sequence[Option]) -> list[Option]:
+def _fitting(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> list[Option]:
     """Return the options with which the copy computes the same either way: all at once, or by halves."""
-    if not options or _same(trial, options):
+    if not options or _same(options, twin, inputs, paths):
         return list(options)
     middle = len(options) // 2
-    return [*_fitting(trial, options[:middle]), *_fitting(trial, options[middle:])] if middle else []
+    halves = [options[:middle], options[middle:]] if middle else []
+    return [each for half in halves for each in _fitting(half, twin, inputs, paths)]
 
 
-@torch.no_grad()
-def _same(trial: Trial, options: Sequence[Option]) -> bool:
-    """Compare dropping units with zeros where they are made or read: a half of the units, then the other half."""
-    for opposite in (False, True):
-        absent = [_half(each.group.units, seed) != opposite for seed, each in enumerate(options)]
-        with ExitStack() as stack, suppress(RuntimeError):  # the units lie elsewhere on another path
-            for option, gone in zip(options, absent, strict=True):
-                hook = partial(_drop, option, gone, count())
-                stack.callback(trial.twin.get_submodule(option.path).register_forward_hook(hook).remove)
-            trial.expect()
-            stack.close()
-            for option, gone in zip(options, absent, strict=True):
-                for slot in (slot for slot in option.group.slots if slot.role == "consumer"):
-                    trial.tensors[slot.name].index_fill_(
-                        slot.dim, slot.indices[gone].flatten().to(trial.tensors[slot.name].device), 0.0
-                    )
-            difference = trial.fault()
-            randomize(trial.twin)
-            if not difference:
-                continue
-        return False
+def _same(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> bool:
+    """Compare dropping units with zeros where they are made or read."""
+    trial = Trial(twin, inputs, [each.group for each in options], paths)
+    trial.whole()
+    for draw, tried in trial.cases:
+        with ExitStack() as stack:
+            for each in options:
+                hook = partial(_drop, each, trial.kept[draw][each.group.name], count())
+                stack.callback(twin.get_submodule(each.path).register_forward_hook(hook).remove)
+            if trial.difference(draw, tried):
+                return False
     return True
 
 
-def _half(units: int, seed: int) -> Tensor:
-    return torch.randperm(units, generator=torch.Generator("cpu").manual_seed(seed), device="cpu") < units // 2
-
-
-def _drop(option: Option, absent: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
+def _drop(option: Option, kept: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
     """Drop units of what a dropout gives in those of its calls that an option is for."""
     number = next(calls) % option.of
     if number not in option.drops:
         return output
     positions, shape = option.drops[number]
+    absent = torch.ones(len(positions), dtype=torch.bool, device="cpu").index_fill(0, kept, False)
     present = torch.ones(prod(shape), dtype=output.dtype, device=output.device)
     present[positions[absent].flatten().to(output.device)] = 0
     return output * present.view(shape)

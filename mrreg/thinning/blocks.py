@@ -116,10 +116,7 @@ def _replace(block: Block, _: nn.Module, args: Any, kwargs: Any, output: Any) ->
 
 
 def _watched(twin: nn.Module, inputs: Inputs, paths: Iterable[str]) -> dict[str, Block | str]:
-    """Return what modules are as blocks, or why they can be none.
-
-    A forward is recorded, cut at its products: what a module gives depends on its input only by a skip of its own.
-    """
+    """Return modules as blocks, or why they are none: cut at products, output depends on input only by a skip."""
     found: dict[str, Block | str] = dict.fromkeys(paths, "the forward on example_inputs does not call it")
     sums: list[tuple[Tensor, Tensor]] = []
     running: list[int] = []  # the sums before modules that run

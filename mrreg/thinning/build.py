@@ -12,13 +12,12 @@ from mrreg.masks.blocks import switched
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import within
-from mrreg.thinning.admission import admit
 from mrreg.thinning.blocks import find_blocks, switches
 from mrreg.thinning.counts import Shares, takes, with_counts
 from mrreg.thinning.grouping import find
 from mrreg.thinning.paths import Path, Ran, copied, forward
 from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
-from mrreg.thinning.trial import draws, thinned
+from mrreg.thinning.trial import admit, draws, thinned
 from mrreg.thinning.twin import LOG, WHERE, Inputs, named_tensors, read_inputs, state_kept
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -212,6 +211,5 @@ def unfit(model: nn.Module, group: UnitGroup) -> str:
     reasons = {p: "has a MultirateMask of its own" for p, m in model.named_modules() if isinstance(m, MultirateMask)}
     embeddings = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     reasons |= {path: "has sparse gradients" for path, module in embeddings if module.sparse}
-    reasons |= {path: "writes to its weight in the forward" for path, module in embeddings if module.max_norm}
     places = product(reasons, group.slots)
     return next((f"{path!r} {reasons[path]}" for path, slot in places if within(path, slot.name)), "")

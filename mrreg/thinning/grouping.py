@@ -58,19 +58,14 @@ class Finder:
         self._members_of: dict[Position, tuple[str, int]] = {}  # positions that a group has, and which
 
     def _add(self, number: int, op: MixingOp) -> None:
-        self._place(op.rows)
+        for each in (op.rows, *op.also, *([op.columns] if op.columns else [])):
+            self.sets.add(_place(each), self.recording.others[each.name].shape[each.dim])
+        for i in range(op.rows.size):
+            self.sets.join(_position(each, i) for each in (op.rows, *op.also))
         self.rows.setdefault(_place(op.rows), number)
-        for other in op.also:
-            self._place(other)
-            self.also.add(_place(other))
-            for i in range(op.rows.size):
-                self.sets.join([_position(op.rows, i), _position(other, i)])
+        self.also.update(map(_place, op.also))
         if op.columns is not None:
-            self._place(op.columns)
             self.columns.setdefault(_place(op.columns), []).append(op)
-
-    def _place(self, channels: Channels) -> None:
-        self.sets.add(_place(channels), self.recording.others[channels.name].shape[channels.dim])
 
     def influence(self, op: MixingOp) -> Influence:
         """The influence on an operation's input, once for all operations that take the same tensor."""
@@ -86,10 +81,9 @@ class Finder:
         self.shared.update(map(influence.source, influence.shared))
 
     def _skips(self) -> Iterator[tuple[Place, Place, Place]]:
-        """Yield places of output channels that are added to what was computed from them, or from what they were.
+        """Yield places of channels that are added to what was computed from them, or from what they were.
 
-        With each come the place of the columns that have read them (its own, where a shortcut has its own product) and
-        that of the rows that were added.
+        With them come columns that have read them (their own, where a shortcut has a product) and the rows added.
         """
         ops, before = self.recording.ops, self.before
         for pair in self.recording.sums:
@@ -149,17 +143,16 @@ class Finder:
             return "nothing that can be read takes these channels"
         if consumers and not self.compared.intersection(op for place in consumers for op in self.columns[place]):
             return "no tensor that the forward returns depends on them"
-        mixed = "what follows mixes all of them (a normalization over them, or an operation that cannot be read)"
-        return f"{mixed}, or there is one alone" if shared or len(units) < 2 else ""
+        if not shared and len(units) < 2 and all(len(where) == 1 for where in units[0].values()):
+            return "it is one unit alone"
+        mixed = "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
+        return mixed if shared or len(units) < 2 else ""
 
     def _reads_input(self, units: list[Unit], place: Place) -> bool:
         """Tell if columns that no other operation reaches read an input of the model."""
-        for op in self.columns[place]:
-            columns = _numbered(units, place, op) >= 0
-            grads = self.influence(op).gradients(columns, self.recording.inputs)
-            if not any(grad is not None and grad.any() for grad in grads):
-                return False
-        return True
+        taken = [(self.influence(op), _numbered(units, place, op) >= 0) for op in self.columns[place]]
+        grads = [influence.gradients(columns, self.recording.inputs) for influence, columns in taken]
+        return all(any(grad is not None and grad.any() for grad in each) for each in grads)
 
     def _kind(self, unit: Unit, producers: list[Place], consumers: list[Place]) -> Kind:
         if not producers:
@@ -203,8 +196,7 @@ class Finder:
     def _reached_units(self, influence: Influence, of_column: Tensor, units: int) -> dict[Place, Tensor]:
         """Return the unit that each position along each dimension of the other tensors reaches, or NONE or SEVERAL.
 
-        Each unit has a binary number. One pass for each digit and each of its values shows which positions reach units
-        with that digit: a position that reaches one unit alone has spelled its number.
+        One pass for each binary digit of units' numbers, and each of its values, shows which positions reach such.
         """
         whole = influence.gradients(None, list(self.recording.others.values()))
         tensors = {

@@ -76,27 +76,24 @@ class Influence:
     def ranges(self) -> list[ChannelRange]:
         """Split the input channels into ranges that belong to one unit each, halving them while that shows more.
 
-        Halves without a common source are looked at apart. Where the halves have one, and the first and the last
-        channel do, the range is taken to be one unit (a head, a position in the flattened output of a convolution).
+        Where the halves have a common source, and so have the first and the last channel, it is one unit (a head).
         What the first and the last channel, or all ranges, have in common is `shared`, and of no unit: keys of
-        multi-query attention, a gate of all channels. A normalization has nothing else.
+        multi-query attention, a gate of all channels, all that a normalization gives.
         """
-        done: list[ChannelRange] = []
         whole = ChannelRange(0, self.size, _members(self.reached(None)))
         first, last = self._narrow(whole.ends())
         own = whole.sources - (first.sources & last.sources)
         self.shared = whole.sources - own if own else frozenset()
-        pending = _open([whole._replace(sources=own or whole.sources)], done)
+        done: list[ChannelRange] = []
+        pending = [whole._replace(sources=own or whole.sources)]
         while pending:
-            halves = self._narrow([half for each in pending for half in each.halves()])
-            pairs = list(zip(halves[::2], halves[1::2], strict=True))
-            doubtful = [i for i, (one, two) in enumerate(pairs) if one.sources & two.sources]
-            ends = self._narrow([end for i in doubtful for end in pending[i].ends()])
-            units = {
-                i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources
-            }
-            done += [pending[i] for i in units]
-            pending = _open([half for i, pair in enumerate(pairs) if i not in units for half in pair], done)
+            done += [each for each in pending if each.sources and each.stop - each.start == 1]
+            pending = [each for each in pending if each.sources and each.stop - each.start > 1]
+            parts = self._narrow([part for each in pending for part in (*each.halves(), *each.ends())])
+            units, pending = pending, []
+            for each, one, two, first, last in zip(units, *(parts[i::4] for i in range(4)), strict=True):
+                is_unit = one.sources & two.sources and first.sources & last.sources
+                (done if is_unit else pending).extend([each] if is_unit else [one, two])
         common = frozenset.intersection(*(each.sources for each in done)) if len(done) > 1 else frozenset()
         self.shared |= common
         return [each._replace(sources=each.sources - common) for each in done]
@@ -112,12 +109,6 @@ class Influence:
             for i in members:
                 results[i] = ranges[i]._replace(sources=ranges[i].sources & reached)
         return [results[i] for i in range(len(ranges))]
-
-
-def _open(ranges: Sequence[ChannelRange], done: list[ChannelRange]) -> list[ChannelRange]:
-    """Return the ranges that may hold channels of several units, or of none, and add the others to what is done."""
-    done += [each for each in ranges if each.sources and each.stop - each.start == 1]
-    return [each for each in ranges if each.sources and each.stop - each.start > 1]
 
 
 def _members(mask: Tensor) -> frozenset[int]:

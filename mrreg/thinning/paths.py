@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.module_tracker import ModuleTracker
 
 from mrreg.errors import NOT_OF_THE_USER
@@ -60,9 +61,7 @@ class Ran(NamedTuple):
 def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterator[tuple[nn.Module, list[Path], Ran]]:
     """Copy a model for a `with` block, and find the paths of its forward, and what the plain one does.
 
-    The copy is in float64, else in float32.
-
-    Some operations have no float64, and some forwards read tensors in float32 that nobody can see.
+    The copy is in float64, else in float32: some operations have no float64.
     """
     read_inputs(example_inputs)  # complains before the copy is made
     for precision in (torch.float64, torch.float32):
@@ -78,24 +77,14 @@ def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterato
             return
     if str(failed).startswith(f"{WHERE}: "):
         raise failed
-    given = example_inputs
-    stars = "**" if isinstance(given, Mapping) else "" if isinstance(given, Tensor) else "*"
-    call = f"called as model({stars}example_inputs)"
+    stars = "**" if isinstance(example_inputs, Mapping) else "" if isinstance(example_inputs, Tensor) else "*"
+    shapes = tree_map_only(Tensor, lambda tensor: f"{type(tensor).__name__}{tuple(tensor.shape)}", example_inputs)
+    told = (
+        f"example_inputs={str(shapes).replace(chr(39), '')}, called as model({stars}example_inputs): {failure(failed)}"
+    )
     remedy = "Give what one training forward takes, with a batch dimension and without labels that the loss takes"
     remedy += ": a tuple for several arguments, a mapping for keywords"
-    problem = f"the forward failed on example_inputs={_shapes(given)}, {call}: {failure(failed)}"
-    raise ValueError(f"{where}: {problem}. {remedy}.") from failed
-
-
-def _shapes(given: Any) -> str:
-    """Describe example inputs by the shapes of their tensors."""
-    if isinstance(given, Tensor):
-        return f"{type(given).__name__}{tuple(given.shape)}"
-    if isinstance(given, Mapping):
-        return "{" + ", ".join(f"{name!r}: {_shapes(each)}" for name, each in given.items()) + "}"
-    if isinstance(given, tuple | list):
-        return f"({', '.join(map(_shapes, given))})"
-    return repr(given) if isinstance(given, bool | int | float | str | None) else type(given).__name__
+    raise ValueError(f"{where}: the forward failed on {told}. {remedy}.") from failed
 
 
 def failure(error: Exception) -> str:
@@ -142,10 +131,7 @@ def _if_other(twin: nn.Module, inputs: Inputs, path: Path, plain: Ran) -> list[P
 
 
 def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
-    """Run a forward without dropout and graph; buffers and attributes stay as they are.
-
-    Nothing requires gradients, but they are on: without them masked forwards are whole.
-    """
+    """Run a forward without dropout; buffers and attributes stay. Without gradients a masked forward would be whole."""
     with frozen(twin), state_kept(twin):
         before = dict(twin.named_buffers())
         outputs, watch, operations = forward(twin, inputs, path)
@@ -177,10 +163,7 @@ def set_mode(twin: nn.Module, path: Path) -> None:
 
 
 class NoDropout(TorchFunctionMode):
-    """Takes p = 0 in every dropout, and notes what is called and what would drop.
-
-    What embeddings give is scaled and shifted. Modules are known where its tracker is on, too.
-    """
+    """Takes p = 0 in every dropout, notes what is called and what would drop, and scales what embeddings give."""
 
     def __init__(self, factor: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()

@@ -90,6 +90,8 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if WRITES.fullmatch(name) and self._is_buffer(args[0]):
             args = args[0].clone(), *args[1:]  # what was computed from the buffer is still to be differentiated
+        if name.startswith("fake_quantize"):  # which has no gradient for its buffers
+            args = tuple(each.detach() if self._is_buffer(each) else each for each in args)
         if pair := summands(func, args):
             one, two = pair
             self.sums.append((one.clone() if name in ("add_", "__iadd__") else one, two))
@@ -129,10 +131,7 @@ class _Recorder(TorchFunctionMode):
         return result + made
 
     def _channels(self, weight: Tensor, dim: int) -> list[Channels]:
-        """Find the dimension of a parameter that a dimension of a view of it runs along.
-
-        What is computed from parameters alone has its channels in each of those that has as many along that dimension.
-        """
+        """Find the dimension of a parameter, or of those that a weight is computed from, that one of a view is along."""
         name, owner = self._owners.get(weight.untyped_storage().data_ptr(), ("", None))
         if not weight.is_floating_point():
             return []

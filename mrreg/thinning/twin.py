@@ -134,11 +134,7 @@ def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def randomize(twin: nn.Module) -> None:
-    """Fill parameters and BatchNorm statistics with the same random numbers at every call.
-
-    They make it certain that units which influence something are seen to do so: a fresh model has zeros in its biases,
-    its running means and often in the last normalization of a residual branch.
-    """
+    """Fill parameters and BatchNorm statistics with the same random numbers at every call: a fresh model has zeros."""
     torch.manual_seed(0)
     for parameter in twin.parameters():
         if parameter.dim() > 1 or parameter.is_complex():
@@ -153,10 +149,9 @@ def randomize(twin: nn.Module) -> None:
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation, and lets none go below default precision, which would hide small differences.
+    """Lets no operation go below default precision, makes random numbers extreme if asked, and notes `singles`.
 
-    Random numbers can be as large or as small as possible. Functions along a dimension of one element are noted: they
-    hide there what they mix elsewhere.
+    Those are functions along a dimension of one element, which hide there what they mix elsewhere.
     """
 
     def __init__(self, largest: bool | None = None) -> None:
@@ -209,10 +204,9 @@ def probing(twin: nn.Module, precision: torch.dtype = torch.float64) -> Iterator
 
 
 def set_generators(largest: bool | None) -> None:
-    """Let all generators draw the same numbers as ever after this call; those of Python and NumPy, if asked, extremes.
+    """Let all generators draw the same numbers as ever; the next ones of Python and NumPy, if asked, near 1, or 0.
 
-    The next numbers of those lie then just below 1, or are 0; later ones are ordinary, or sampling by rejection would
-    never end.
+    Later ones are ordinary, or sampling by rejection would never end.
     """
     numpy = sys.modules.get("numpy")
     for seed in (torch.manual_seed, random.seed, *([numpy.random.seed] if numpy else [])):

@@ -447,11 +447,11 @@ def test_what_is_no_block_says_why() -> None:
     assert {name: entry.reason for name, entry in report.items() if entry.kind == "blocks" and entry.reason} == {
         "tied": "the output differs by 1",
         "other": "the output differs by 1",
-        "wide": "its output has another shape than its input",
-        "narrow": "its output has another shape than its input",
-        "alone": "its input is not added to its output, neither in it nor after it",
+        "wide": "its output has another shape than its first input",
+        "narrow": "its output has another shape than its first input",
+        "alone": "nothing goes around it: without it, the output depends on no input",
         "unused": "the forward on example_inputs does not call it",
-        "tanh": "it has no parameters of its own",
+        "tanh": "it has no parameters of its own, or a MultirateMask",
     }
 
 

@@ -1,15 +1,16 @@
 import pytest
 import torch
 
-from mrreg.masks.groups import Kind, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Slot
 from mrreg.thinning.counts import kept, with_counts
+from mrreg.thinning.report import ThinEntry
 
 
-def group(name: str, kind: Kind, units: int, entries: int = 1) -> UnitGroup:
+def group(name: str, kind: Kind, units: int, entries: int = 1) -> ThinEntry:
     indices = torch.arange(units * entries).view(units, entries)
     producer = Slot(f"{name}.weight", 0, indices, "producer")
     consumer = Slot("next.weight", 1, indices, "consumer")
-    return UnitGroup(name, kind, units, units, (consumer,) if kind == "inputs" else (producer, consumer))
+    return ThinEntry(name, kind, units, units, (consumer,) if kind == "inputs" else (producer, consumer))
 
 
 GROUPS = [

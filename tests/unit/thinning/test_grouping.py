@@ -5,19 +5,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mrreg.masks.groups import UnitGroup
-from mrreg.thinning.grouping import Refusal, find
+from mrreg.thinning.grouping import find
+from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.twin import double_copy, probing, read_inputs
 
 
-def look(model: nn.Module, *inputs: Tensor) -> tuple[dict[str, UnitGroup], dict[str, Refusal]]:
+def look(model: nn.Module, *inputs: Tensor) -> tuple[dict[str, ThinEntry], dict[str, ThinEntry]]:
+    """Groups, and what is none."""
     twin = double_copy(model)
     with probing(twin):
-        groups, refusals = find(twin, read_inputs(inputs))
-    return {group.name: group for group in groups}, {refusal.name: refusal for refusal in refusals}
+        found = find(twin, read_inputs(inputs))
+    groups, refused = ({each.name: each for each in found if bool(each.reason) == no} for no in (False, True))
+    return groups, refused
 
 
-def roles(group: UnitGroup) -> dict[str, str]:
+def roles(group: ThinEntry) -> dict[str, str]:
     return {f"{slot.name}[{slot.dim}]": slot.role for slot in group.slots}
 
 
