@@ -22,10 +22,7 @@ DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 DROPOUTS = nn.modules.dropout._DropoutNd
 NO_ZEROS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 TAKEN = "the units beside it already stand for another dropout"
-HELD = (
-    "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
-    "passes of one batch) gets none from them."
-)
+HELD = "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout) gets none."
 
 
 @dataclass(frozen=True)
@@ -112,9 +109,7 @@ def swap_dropout(
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
     sites = dict(_sites(model))
     with copied(model, example_inputs, WHERE) as (twin, paths, plain):
-        find_choices(
-            model, twin, example_inputs, paths, {path: each for path, each in sites.items() if not each.reason}
-        )
+        find_choices(model, twin, example_inputs, paths, sites)
     others = dict(_elsewhere(model, plain.dropped))
     chosen, thin = _search(model, k, example_inputs, sites)
     report = Report({path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | others, thin)

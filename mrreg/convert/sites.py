@@ -6,7 +6,7 @@ computes the same with these entries at zero as with the units dropped, or they 
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -22,7 +22,7 @@ from mrreg.thinning.counts import kept
 from mrreg.thinning.grouping import Finder
 from mrreg.thinning.influence import Influence
 from mrreg.thinning.paths import Path
-from mrreg.thinning.recorder import Channels, Recording, record
+from mrreg.thinning.recorder import Channels, Recording
 from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.trial import Trial
 from mrreg.thinning.twin import Inputs, randomize, read_inputs
@@ -74,8 +74,12 @@ def find_choices(
 ) -> None:
     """Find what can stand for dropouts, or the reason why nothing can, in a double copy of a model."""
     randomize(twin)
-    with _watched(twin, sites):
-        recording = record(twin, read_inputs(example_inputs))
+    sites = {path: each for path, each in sites.items() if not each.reason}
+    with ExitStack() as stack:
+        for path, site in sites.items():
+            hook = twin.get_submodule(path).register_forward_hook(partial(_note, site), with_kwargs=True)
+            stack.callback(hook.remove)
+        recording = Recording(twin, read_inputs(example_inputs)).run()
     search, inputs = _Search(model, recording), read_inputs(example_inputs)
     found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
     for path, site in sites.items():
@@ -90,22 +94,13 @@ def find_choices(
             site.reason = f"zeros in {tried} would do something else"
 
 
-@contextmanager
-def _watched(twin: nn.Module, sites: dict[str, Site]) -> Iterator[None]:
-    """Note the calls of dropouts in a forward."""
-
-    def note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        taken: Tensor = (*args, *kwargs.values())[0]
-        site.reason = ATTENTION if "Softmax" in type(taken.grad_fn).__name__ else site.reason
-        made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
-        site.calls.append((taken.clone(), made))  # code may write to it later
-        return output + made
-
-    with ExitStack() as stack:
-        for path, site in sites.items():
-            hook = twin.get_submodule(path).register_forward_hook(partial(note, site), with_kwargs=True)
-            stack.callback(hook.remove)
-        yield
+def _note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    """Note the call of a dropout in a forward."""
+    taken: Tensor = (*args, *kwargs.values())[0]
+    site.reason = ATTENTION if "Softmax" in type(taken.grad_fn).__name__ else site.reason
+    made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
+    site.calls.append((taken.clone(), made))  # code may write to it later
+    return output + made
 
 
 class _Search:

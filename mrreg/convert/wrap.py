@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from itertools import islice
 
-import torch
 from torch import Tensor, nn
 
 from mrreg.errors import check, check_share, check_type, invalid_state, unknown_name
@@ -70,7 +68,7 @@ def mask(
             rule, remedy = f"consistent about the p of {paths[module]!r}", f"{pattern!r} matches it again."
             check(same, WHERE, "patterns", rule, (chosen[module], p), remedy)
     masked = [module for module in paths if module in chosen or isinstance(module, MultirateMask)]
-    nested = [[paths[outer], paths[m]] for outer in masked for m in _inside(outer) if m in chosen]
+    nested = [[paths[outer], paths[m]] for outer in masked for m in outer.modules() if m in chosen and m is not outer]
     rule = "names of modules without masks, none inside another"
     check(not nested, WHERE, "patterns", rule, nested and nested[0], "mrreg.unwrap takes masks out.")
 
@@ -112,10 +110,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_model(where: str, model: object) -> None:
-    """Refuse modules that masks cannot be put into: scripted modules, and parameters that have no shape yet."""
+    """Refuse modules that masks cannot be put into: thin ones, and those with parameters that have no shape yet."""
     module = check_type(where, "model", model, nn.Module, "a torch.nn.Module")
-    scripted = isinstance(module, torch.jit.ScriptModule)
-    check(not scripted, where, "model", "a torch.nn.Module, not a scripted one", model, kind=TypeError)
     check_materialized(where, "model", module)
     if where != "unwrap" and any(find_mask(inner) is not None for inner in module.modules()):
         raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
@@ -140,9 +136,4 @@ def _matching(model: nn.Module, pattern: str, fits: Callable[[nn.Module], object
     first = next(iter(problems.values()), "")
     check(fitting, WHERE, "patterns", "patterns that match something to mask", pattern, first)
     fitting -= {module.out_proj for module in fitting if isinstance(module, nn.MultiheadAttention)}  # never called
-    return [module for module in hits if module in fitting and not any(m in fitting for m in _inside(module))]
-
-
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules inside a module."""
-    return islice(module.modules(), 1, None)
+    return [module for module in hits if module in fitting and fitting.isdisjoint([*module.modules()][1:])]

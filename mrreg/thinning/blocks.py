@@ -17,7 +17,7 @@ from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import within
 from mrreg.thinning.counts import DEFAULTS, Shares
 from mrreg.thinning.paths import Path, run
-from mrreg.thinning.recorder import record
+from mrreg.thinning.recorder import Recording
 from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.trial import Trial, difference
 from mrreg.thinning.twin import WHERE, Inputs, randomize
@@ -118,8 +118,7 @@ def _replace(block: Block, _: nn.Module, args: Any, kwargs: Any, output: Any) ->
 def _watched(twin: nn.Module, inputs: Inputs, paths: Iterable[str]) -> dict[str, Block | str]:
     """Return modules as blocks, or why they are none: cut at products, output depends on input only by a skip."""
     found: dict[str, Block | str] = dict.fromkeys(paths, "the forward on example_inputs does not call it")
-    sums: list[tuple[Tensor, Tensor]] = []
-    running: list[int] = []  # the sums before modules that run
+    recording, running = Recording(twin, inputs), list[int]()  # the number of sums before modules that run
 
     def leave(path: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         before, entering = running.pop(), first_input(args, kwargs)
@@ -134,15 +133,15 @@ def _watched(twin: nn.Module, inputs: Inputs, paths: Iterable[str]) -> dict[str,
             seed, passed = torch.rand_like(value) + 0.5, None
             if value.requires_grad and entering.requires_grad:
                 passed = torch.autograd.grad([value], [entering], [seed], retain_graph=True, allow_unused=True)[0]
-            skips, outputs = passed is not None and len(sums) > before, 0 if value is output else len(output)
+            skips, outputs = passed is not None and len(recording.sums) > before, 0 if value is output else len(output)
             # the sum is what it gives, with no norm after it
             scaled = not skips or passed is None or torch.equal(passed, seed)
             found[path] = Block(path, "input" if skips else "zeros", outputs, scaled, own)
 
     with ExitStack() as stack:
         for path in found:
-            module, enter = twin.get_submodule(path), lambda *_: running.append(len(sums))
+            module, enter = twin.get_submodule(path), lambda *_: running.append(len(recording.sums))
             stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(partial(leave, path), with_kwargs=True).remove)
-        record(twin, inputs, sums)
+        recording.run()
     return found

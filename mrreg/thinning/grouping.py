@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mrreg.masks.groups import Kind, Role, Slot
 from mrreg.module_utils import owner
 from mrreg.thinning.influence import NONE, SEVERAL, ChannelSets, Influence, Place, Position, Unit, merge, spell, touched
-from mrreg.thinning.recorder import Channels, MixingOp, Recording, record
+from mrreg.thinning.recorder import Channels, MixingOp, Recording
 from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.twin import Inputs, randomize, state_kept
 
@@ -19,7 +19,7 @@ def find(twin: nn.Module, inputs: Inputs) -> list[ThinEntry]:
     """Run a double copy once and return its groups, in the order of their first producers, and what is none."""
     randomize(twin)
     with state_kept(twin):
-        finder = Finder(record(twin, inputs))
+        finder = Finder(Recording(twin, inputs).run())
     found: dict[str, ThinEntry] = {}
     for family in finder.families():
         each, (place, where) = finder.read(family), next(iter(family[0].items()))

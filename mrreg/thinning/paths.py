@@ -148,18 +148,13 @@ def forward(twin: nn.Module, inputs: Inputs, path: Path) -> tuple[list[Tensor], 
         for tensor in floats_in(inputs):
             tensor.mul_(path.factor).add_(path.shift)
     set_generators(path.largest)
-    set_mode(twin, path)
-    with NoDropout(path.factor, path.shift) as watch, watch.tracker, Operations(path.largest) as operations:
-        return outputs_in(twin(*inputs.args, **inputs.kwargs)), watch, operations
-
-
-def set_mode(twin: nn.Module, path: Path) -> None:
-    """Put modules into training or evaluation mode."""
     twin.train(path.layers)
     for module in twin.modules() if not path.batch_norm else ():
         if isinstance(module, _NormBase):
             module.eval()
     twin.training = True
+    with NoDropout(path.factor, path.shift) as watch, watch.tracker, Operations(path.largest) as operations:
+        return outputs_in(twin(*inputs.args, **inputs.kwargs)), watch, operations
 
 
 class NoDropout(TorchFunctionMode):

@@ -10,7 +10,7 @@ from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn.utils import parametrizations
 
 from mrreg.thinning.influence import Influence
-from mrreg.thinning.recorder import Recording, record
+from mrreg.thinning.recorder import Recording
 from mrreg.thinning.twin import Inputs, double_copy, probing, randomize
 
 
@@ -19,7 +19,7 @@ def recording(model: nn.Module, *inputs: Tensor) -> Recording:
     with probing(twin):
         randomize(twin)
         doubles = tuple(each.double() if each.is_floating_point() else each for each in inputs)
-        return record(twin, Inputs(doubles, {}))
+        return Recording(twin, Inputs(doubles, {})).run()
 
 
 class Product(nn.Module):
