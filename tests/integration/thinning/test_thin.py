@@ -3,12 +3,10 @@
 import copy
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.architectures import build
 from torch import Tensor, nn
 
 import mrreg
@@ -36,6 +34,7 @@ def test_it_says_what_is_dropped_and_what_that_saves() -> None:
     assert report.masked_share == masked / plain
     assert report.cycle_share == pytest.approx((1 + 4 * masked / plain) / 5)
     assert "2 of 4 groups lose units" in str(report)
+    assert str(report).splitlines()[-1].split()[:4] == ["5", "none", "whole", "they"]
 
 
 def test_the_same_model_gives_the_same_report() -> None:
@@ -44,11 +43,6 @@ def test_the_same_model_gives_the_same_report() -> None:
     torch.manual_seed(2)
     two = mrreg.thin(network(), example_inputs=X)[1]
     assert str(one) == str(two)
-
-
-@pytest.mark.parametrize("inputs", [X, (X,), [X], {"input": X}])
-def test_example_inputs_come_as_the_forward_takes_them(inputs: Any) -> None:
-    assert len(mrreg.thin(network(), example_inputs=inputs)[1].groups) == 2
 
 
 def test_the_model_and_every_random_state_are_left_alone() -> None:
@@ -77,13 +71,12 @@ def test_the_model_and_every_random_state_are_left_alone() -> None:
 
 
 def test_a_report_can_be_saved_and_given_back(tmp_path: Path) -> None:
-    model, inputs = build("vit_timm")
-    _, report = mrreg.thin(copy.deepcopy(model), p=0.25, k=5, example_inputs=inputs)
+    model = network()
+    _, report = mrreg.thin(copy.deepcopy(model), p=0.25, k=5, example_inputs=X)
     report.save(tmp_path / "plan.pt")
     loaded = ThinReport.load(tmp_path / "plan.pt")
     assert str(loaded) == str(report)
     _, again = mrreg.thin(model, k=10, plan=loaded)
-    assert again.overrides == report.overrides
     assert again.cycle_share < report.cycle_share
     assert [group.kept for group in again.groups] == [group.kept for group in report.groups]
     for one, two in zip(again.groups, report.groups, strict=True):
@@ -155,22 +148,14 @@ def test_models_without_values_need_a_plan() -> None:
     assert model.get_parameter("0.weight").grad.eq(0).all(1).sum() == 32  # type: ignore[union-attr]
 
 
-def test_keras_layers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    keras = pytest.importorskip("keras")
-    layer = keras.layers.Dense(16)
-    layer.build((None, 8))
+def test_keras_layers_are_refused() -> None:
+    layer = type("Dense", (nn.Linear,), {"__module__": "keras.src.layers"})(8, 16)
     with pytest.raises(TypeError, match=r"thin: model must be made of torch's own layers, got '1 of Keras'"):
         mrreg.thin(nn.Sequential(nn.Linear(8, 8), layer), example_inputs=X)
     with pytest.raises(
         TypeError, match=r"MultirateMask: module must be made of torch's own layers, got 'Dense of Keras'"
     ):
         mrreg.MultirateMask(layer, p=0.5)
-
-
-def test_channels_that_are_no_group_have_no_units() -> None:
-    _, report = mrreg.thin(network(), example_inputs=X)
-    assert str(report).splitlines()[-1].split()[:4] == ["5", "none", "whole", "they"]
 
 
 def test_nothing_to_drop_warns_and_can_be_attached() -> None:
@@ -180,15 +165,6 @@ def test_nothing_to_drop_warns_and_can_be_attached() -> None:
     assert caught[0].filename == __file__
     assert report.masked_share == 1.0
     mrreg.attach(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-
-def test_inputs_are_dropped_where_they_are_named() -> None:
-    _, report = mrreg.thin(network(), p={"inputs": 0.25, "hidden": 0.5}, example_inputs=X)
-    assert {name: entry.kept for name, entry in report.items() if entry.admitted} == {
-        "0": 32,
-        "3": 16,
-        "0.weight[1]": 6,
-    }
 
 
 class Lazy(nn.Module):

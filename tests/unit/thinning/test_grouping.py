@@ -67,18 +67,6 @@ def test_a_gate_of_one_weight_has_two_rows_for_each_unit() -> None:
     assert group.slots[0].indices.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_interleaved_units_are_found_at_their_positions() -> None:
-    class Interleaved(Net):
-        def __init__(self) -> None:
-            super().__init__(out=4)
-
-        def between(self, x: Tensor) -> Tensor:
-            return x.view(-1, 4, 2).prod(-1)
-
-    group = look(Interleaved(), X)[0]["first"]
-    assert group.slots[0].indices.tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
 def test_heads_are_found_without_being_told_how_many_there_are() -> None:
     class Attention(Net):
         def __init__(self) -> None:
@@ -149,15 +137,6 @@ class Normalized(Net):
         return F.layer_norm(x, (8,))
 
 
-class Unreadable(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = nn.Parameter(torch.zeros(8, 8))
-
-    def between(self, x: Tensor) -> Tensor:
-        return torch.tensordot(x, self.core, 1)  # type: ignore[no-any-return]
-
-
 class Both(Net):
     def between(self, x: Tensor) -> Tensor:
         return F.relu(x) * self.first.weight.sum()
@@ -168,16 +147,10 @@ class Tied(Net):
         return F.relu(self.first(x)) @ self.first.weight
 
 
-class Unused(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x.repeat(1, 2))  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "reason"),
     [
         (Normalized, "first", "what follows mixes all of them"),
-        (Unreadable, "first", "what follows mixes all of them"),
         (Tied, "first", "first.weight has two roles: it makes these channels and reads them"),
         (Both, "first", "first.weight is also used by an operation that cannot be read"),
     ],
@@ -186,11 +159,6 @@ def test_what_is_no_group_says_why(kind: type[Net], name: str, reason: str) -> N
     groups, refusals = look(kind(), X)
     assert name not in groups
     assert reason in refusals[name].reason
-
-
-def test_what_the_forward_does_not_use_is_not_there() -> None:
-    groups, refusals = look(Unused(), X)
-    assert "first" not in groups | refusals
 
 
 def test_a_forward_of_one_example_without_a_batch_shows_the_same_groups() -> None:
