@@ -201,14 +201,6 @@ def _pairs() -> dict[str, Tensor]:
     return {"input_ids": words(), "decoder_input_ids": words()}
 
 
-def _pixels() -> dict[str, Tensor]:
-    return {"pixel_values": image()}
-
-
-def _sounds() -> dict[str, Tensor]:
-    return {"input_values": torch.randn(2, 400)}
-
-
 def _lora() -> Case:
     import peft
 
@@ -217,7 +209,8 @@ def _lora() -> Case:
     return Case(peft.get_peft_model(model, config), inputs)
 
 
-PIXELS: Any = {"inputs": _pixels, "image_size": 32, "patch_size": 8}
+PIXELS: Any = {"inputs": lambda: {"pixel_values": image()}, "image_size": 32, "patch_size": 8}
+T5 = {"num_layers": 2, "num_heads": 4, "d_model": 32}  # before a configuration takes other numbers from these
 BART = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in (("layers", 1), ("attention_heads", 4))}
 
 MODELS: dict[str, Callable[[], Case]] = {
@@ -245,7 +238,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "distilbert": _hugging_face("DistilBertForSequenceClassification", hidden_dim=48),
     "gpt2": _hugging_face("GPT2LMHeadModel"),
     "llama": _hugging_face("LlamaForCausalLM", num_key_value_heads=2),
-    "t5": _hugging_face("T5ForConditionalGeneration", _pairs, d_kv=8, d_ff=48, decoder_start_token_id=0),
+    "t5": _hugging_face("T5ForConditionalGeneration", _pairs, d_kv=8, d_ff=48, decoder_start_token_id=0, **T5),
     "phi3": _hugging_face("Phi3ForCausalLM", num_key_value_heads=2),
     "lstm": lambda: Case(Tagger(), words()),
     "unet": lambda: Case(UNet(), image(16)),
@@ -286,7 +279,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     ),
     "wav2vec2": _hugging_face(
         "Wav2Vec2ForSequenceClassification",
-        _sounds,
+        lambda: {"input_values": torch.randn(2, 400)},
         conv_dim=(16, 16),
         conv_kernel=(10, 3),
         conv_stride=(5, 2),

@@ -1,11 +1,9 @@
 """What thin finds in published models, and why not more; how many groups of each model is in docs/coverage.md."""
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
-import torch
-from helpers.architectures import build, double
-from helpers.thin_oracle import Make, check_training
+from helpers.architectures import build
 
 import mrreg
 from mrreg.thinning.report import ThinReport
@@ -78,18 +76,3 @@ def test_the_residual_stream_is_dropped_where_it_is_named() -> None:
     streams = {name: entry for name, entry in report.items() if entry.admitted}
     assert set(streams) == {"conv1", "layer2.0.conv2"}
     assert streams["conv1"].kept == 48
-
-
-OPTIMIZERS: dict[str, Make] = {
-    "SGD": partial(torch.optim.SGD, lr=0.001, momentum=0.9, weight_decay=0.01),
-    "AdamW": partial(torch.optim.AdamW, lr=0.001, eps=0.01),  # beside which rounding of small gradients is nothing
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("lenet", "AdamW"), ("gpt2", "AdamW"), ("llama", "SGD")],
-)
-def test_cycle_equals_the_literal_loop(name: str, optimizer: str) -> None:
-    model, inputs = double(build(name))
-    check_training(model, inputs, OPTIMIZERS[optimizer])

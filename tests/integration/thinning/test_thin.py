@@ -3,6 +3,7 @@
 import copy
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,29 +46,54 @@ def test_the_same_model_gives_the_same_report() -> None:
     assert str(one) == str(two)
 
 
-def test_the_model_and_every_random_state_are_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 2))
-    called: list[object] = []
-    for module in model:
-        module.register_forward_hook(lambda *_: called.append(1))
-    model[0].weight.grad = torch.ones(16, 8)
-    model[4].bias.requires_grad_(False)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    parameters, mode = list(model.parameters()), model.training
-    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
-    dtype, x = torch.get_default_dtype(), X.clone()
-    mrreg.thin(model, example_inputs=x)
-    assert called == []  # copies of hooks are
-    assert all(one is two for one, two in zip(model.parameters(), parameters, strict=True))
-    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert (random.getstate(), str(np.random.get_state())) == states[1:]  # noqa: NPY002
-    assert (torch.get_default_dtype(), model.training) == (dtype, mode)
-    assert torch.equal(x, X)
-    assert not x.requires_grad
-    assert model[0].weight.grad is not None
-    assert not model[4].bias.requires_grad
+class Sloppy(nn.Module):
+    """Everything that a forward may leave behind."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.drop, self.two = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(), nn.Linear(16, 2)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.calls, self.seen, self.last = 0, [torch.ones(1)], torch.ones(1)
+
+    def forward(self, x: Tensor, scale: float = 1) -> Tensor:
+        self.calls += 1
+        self.steps = self.steps + 1
+        self.seen.append(x)
+        self.last = self.one(x) * (random.random() + np.random.rand() + torch.rand(()))  # noqa: NPY002
+        return self.two(self.drop(self.norm(self.last))) * scale  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:thin. the model still has dropout")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("call", [mrreg.thin, mrreg.swap_dropout])
+def test_following_a_forward_leaves_nothing_behind(call: Any, training: bool) -> None:
+    model = Sloppy().train(training)
+    model.drop.eval()
+    model(torch.randn(3, 8)).sum().backward()  # caches activations with a history
+    model.one.weight.requires_grad_(False)
+    heard: list[int] = []
+    model.one.register_forward_hook(lambda *_: heard.append(1))
+    hooks, state = dict(model.one._forward_hooks), copy.deepcopy(model.state_dict())
+    parameters, grads = dict(model.named_parameters()), {n: p.grad for n, p in model.named_parameters()}
+    old = model.calls, len(model.seen), model.last
+    inputs = torch.randn(1, 8, requires_grad=True) * 1
+    before = inputs.clone()
+    generators = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
+    call(model, example_inputs=[inputs, 2.0] if training else {"x": inputs})
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert (random.getstate(), str(np.random.get_state())) == generators[1:]  # noqa: NPY002
+    assert (model.calls, len(model.seen), model.last, heard) == (*old, [])  # copies of hooks are called
+    assert dict(model.one._forward_hooks) == hooks
+    torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)
+    plain = dict(mrreg.unwrap(model).named_parameters())
+    assert all(plain[name] is p and p.grad is grads[name] for name, p in parameters.items())
+    assert not model.one.weight.requires_grad
+    assert torch.equal(inputs, before)
+    assert (model.training, model.norm.training, model.drop.training) == (training, training, False)
     assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_report_can_be_saved_and_given_back(tmp_path: Path) -> None:

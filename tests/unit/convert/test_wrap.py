@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import bits, of
+from helpers.masks import of
 from torch import Tensor, nn
 
 import mrreg
@@ -165,41 +165,6 @@ def test_the_projection_of_attention_is_masked_through_attention() -> None:
     wrapped = mrreg.mask(copy.deepcopy(layer), {"self_attn": 0.5}, parameters=["out_proj.weight"])
     assert masked(wrapped) == {"self_attn": 0.5}
     assert masked(mrreg.mask(layer, {"*": 0.5})) == {"self_attn": 0.5, "linear1": 0.5, "linear2": 0.5}
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize(
-    ("norm_first", "patterns"), [(True, {"*.linear?": 0.5, "*.self_attn": 0.5}), (False, {"layers.0": 0.5})]
-)
-def test_children_of_a_transformer_layer(norm_first: bool, patterns: dict[str, float]) -> None:
-    """The fused path of evaluation reads the children's parameters; training calls the children."""
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
-    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first)
-    x, padding = torch.randn(3, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2, [False] * 4 + [True]])
-    expected = copy.deepcopy(plain).eval()
-    wrapped = mrreg.mask(plain, patterns, k=3)
-    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    handle = mrreg.attach(optimizer, wrapped)
-    wrapped.eval()
-    for grad in (True, False):
-        with torch.set_grad_enabled(grad):
-            assert torch.equal(wrapped(x), expected(x))
-            kept = ~padding
-            padded = wrapped(x, src_key_padding_mask=padding), expected(x, src_key_padding_mask=padding)
-            torch.testing.assert_close(padded[0][kept], padded[1][kept])
-    wrapped.train()
-    before = wrapped(x)
-    for mask in [m for m in wrapped.modules() if isinstance(m, MultirateMask)]:
-        for target in of(mask).targets:
-            p, kept = mask.get_parameter(target.name), bits(mask)[target.name].bool()
-            true = p.detach().clone()
-            for entries, same in [(~kept, True), (kept, False)]:
-                with torch.no_grad():
-                    p.add_(entries * torch.randn_like(p))
-                assert torch.equal(wrapped(x), before) == same
-                with torch.no_grad():
-                    p.copy_(true)
-    handle.remove()
 
 
 @pytest.mark.parametrize("call", [lambda m: mrreg.mask(m, {"0": 0.5}), mrreg.swap_dropout, mrreg.unwrap])

@@ -67,20 +67,6 @@ def test_a_gate_of_one_weight_has_two_rows_for_each_unit() -> None:
     assert group.slots[0].indices.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_heads_are_found_without_being_told_how_many_there_are() -> None:
-    class Attention(Net):
-        def __init__(self) -> None:
-            super().__init__(width=36, out=12)
-
-        def between(self, x: Tensor) -> Tensor:
-            q, k, v = (y.reshape(-1, 3, 4).transpose(0, 1) for y in x.chunk(3, -1))
-            return F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
-
-    group = look(Attention(), X)[0]["first"]
-    assert (group.kind, group.units) == ("heads", 3)
-    assert group.slots[0].indices[1].tolist() == [*range(4, 8), *range(16, 20), *range(28, 32)]
-
-
 def test_every_tensor_with_a_position_for_each_unit_is_a_member() -> None:
     class Members(Net):
         def __init__(self) -> None:
@@ -179,25 +165,6 @@ def test_a_member_that_two_sources_of_a_concatenation_share_is_no_place_of_both(
     groups, refusals = look(Shared(), X)
     assert "prelu.weight[0]" in roles(groups["first"])
     assert refusals["second"].reason == "prelu.weight has the same position for units of first"
-
-
-def test_heads_of_layers_that_share_a_table_of_positions_are_no_stream() -> None:
-    class Biased(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table, self.qkv = nn.Embedding(9, 2), nn.ModuleList(nn.Linear(6, 24) for _ in range(2))
-            self.out = nn.ModuleList(nn.Linear(8, 6) for _ in range(2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            bias = self.table(torch.arange(5)[:, None] - torch.arange(5) + 4).permute(2, 0, 1)[None]
-            for qkv, out in zip(self.qkv, self.out, strict=True):
-                q, k, v = (y.reshape(1, 5, 2, 4).transpose(1, 2) for y in qkv(x).chunk(3, -1))
-                scores = q @ k.mT
-                x = x + out(((scores + bias).softmax(-1) @ v).transpose(1, 2).flatten(2))
-            return x
-
-    group = look(Biased(), torch.randn(1, 5, 6))[0]["table"]
-    assert (group.kind, group.units) == ("heads", 2)
 
 
 @pytest.mark.parametrize(("bends", "kind"), [(True, "stream"), (False, "hidden")])
