@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, TypeVar
 
@@ -101,8 +102,8 @@ def thin(
     k = check_int(WHERE, "k", k)
     check_type(WHERE, "rescale", rescale, bool, "True or False")
     if plan is None:
-        choose: Choose = lambda groups: with_counts(groups, p, include, exclude)  # noqa: E731
-        report = search(model, k, example_inputs, choose, lambda *given: find_blocks(*given, p, include, exclude))
+        chosen: dict[str, Any] = {"p": p, "include": include, "exclude": exclude}
+        report = search(model, k, example_inputs, partial(with_counts, **chosen), partial(find_blocks, **chosen))
         _warn_of_choice(report, p, include)
     else:
         report = fitting(model, plan, k)
@@ -153,7 +154,6 @@ def search(
         LOG.info("%s: trying %d of %d groups", WHERE, len(units), len(groups))
         tried, overrides = admit(twin, inputs, units, paths)
         entries = {each.name: each for each in (*groups, *tried, *(replace(each, admitted=True) for each in blocks))}
-        LOG.info("%s: counting FLOPs", WHERE)
         flops = _counted(model, twin, inputs, paths[0], [each for each in tried if each.admitted], overrides, blocks)
     _warn_of_example(paths, plain)
     dropouts = dict.fromkeys(path or "the model itself" for path, _ in plain.dropped)
@@ -186,7 +186,7 @@ def _flops(twin: nn.Module, inputs: Inputs, path: Path) -> int:
     """Count the FLOPs of a forward and backward of a copy."""
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
 
-    with state_kept(twin), FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+    with state_kept(twin), FlopCounterMode(display=False) as counter:
         if leaving := [tensor.sum() for tensor in forward(twin, inputs, path)[0] if tensor.requires_grad]:
             try:
                 sum(leaving).backward()  # type: ignore[union-attr]
