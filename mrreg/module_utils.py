@@ -1,4 +1,4 @@
-"""Dotted names in a model (its own is empty), tensors in nested values, and modules as torch has written them."""
+"""Dotted names in a model (its own is empty), tensors in nested values, modules whose attributes hooks compute."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mrreg.errors import invalid_argument, invalid_state, quoted
+from mrreg.errors import invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
@@ -30,15 +30,6 @@ def check_materialized(where: str, what: str, module: nn.Module) -> None:
     """Refuse a module whose lazy parameters have no shape yet."""
     if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
         raise invalid_state(where, f"the {what} has no shape yet for {quoted(lazy)}", "Run one forward first.")
-
-
-def check_torch_layers(where: str, what: str, module: nn.Module) -> None:
-    """Refuse Keras layers, which with torch as backend are modules too."""
-    for name, inner in module.named_modules():
-        if any(each.__module__.partition(".")[0] == "keras" for each in type(inner).__mro__):
-            remedy = "Keras layers read references to their weights that nothing else can replace."
-            found = f"{name or type(inner).__name__} of Keras"
-            raise invalid_argument(TypeError, where, what, "made of torch's own layers", found, remedy)
 
 
 def tensors_in(value: object, objects: int = 0) -> Iterator[Tensor]:

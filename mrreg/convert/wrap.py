@@ -72,7 +72,7 @@ def mask(
     rule = "names of modules without masks, none inside another"
     check(not nested, WHERE, "patterns", rule, nested and nested[0], "mrreg.unwrap takes masks out.")
 
-    made = [layer_mask(module, p, k, wanted, structure, rescale, boost) for module, p in chosen.items()]
+    made = [layer_mask(module, wanted, structure, rescale, p=p, k=k, boost=boost) for module, p in chosen.items()]
     for module, each in zip(chosen, made, strict=True):
         put_mask(module, each, LAYER_NAME)
     return model

@@ -144,10 +144,10 @@ class Kept(torch.optim.SGD):
 
 def test_state_that_is_not_held_is_refused_by_its_name() -> None:
     p = _parameter()
-    with pytest.raises(TypeError, match=r"'Kept'\. It keeps tensors outside of its state, in 'flat'"):
+    with pytest.raises(TypeError, match=r"'Kept'\. It keeps 'group.buffers.flat', which is no state"):
         examine(Kept([p]), {id(p)})
     Kept.outside = False
-    with pytest.raises(TypeError, match=r"'Kept'\. Its state 'flat' has a tensor of another shape"):
+    with pytest.raises(TypeError, match=r"'Kept'\. It keeps 'flat', which is no state"):
         examine(Kept([p]), {id(p)})
 
 
