@@ -35,8 +35,8 @@ def test_copies_that_the_class_makes_itself_are_masks() -> None:
 @pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_copies_of_a_mask_are_masks(normalize: Callable[[nn.Module], Any]) -> None:
     model = nn.Sequential(attached(normalize(nn.Linear(4, 4)))[0])
-    expected = model(torch.ones(1, 4))
     copies: tuple[Any, ...] = copy.deepcopy(model), AveragedModel(model).module
+    expected = model(torch.ones(1, 4))
     for twin in copies:
         other = torch.optim.SGD(twin.parameters(), lr=0.1)
         with mrreg.attach(other, twin):
