@@ -1,25 +1,18 @@
-"""Dotted names in a model (its own is empty), tensors in nested values, and modules as torch has written them."""
+"""Dotted names in a model (its own is empty), tensors in nested values, modules whose attributes hooks compute."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, nn
 
-from mrreg.errors import invalid_argument, invalid_state, quoted
+from mrreg.errors import invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
     """Return the name of something inside the module at path."""
     return f"{path}.{name}" if path else name
-
-
-def common(one: str, two: str) -> str:
-    """Return the name of the smallest module that holds both."""
-    both = zip(one.split("."), two.split("."), strict=False)
-    return ".".join(name for name, _ in takewhile(lambda names: names[0] == names[1], both))
 
 
 def within(path: str, name: str) -> bool:
@@ -33,28 +26,10 @@ def owner(name: str) -> str:
     return layer[1:] if found else name.rpartition(".")[0]
 
 
-def holders(model: nn.Module) -> dict[int, list[str]]:
-    """Return the modules that hold each parameter, by its id: more than one where parameters are tied."""
-    found: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
-        for parameter in module._parameters.values():
-            found.setdefault(id(parameter), []).append(path)
-    return found
-
-
 def check_materialized(where: str, what: str, module: nn.Module) -> None:
     """Refuse a module whose lazy parameters have no shape yet."""
     if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
         raise invalid_state(where, f"the {what} has no shape yet for {quoted(lazy)}", "Run one forward first.")
-
-
-def check_torch_layers(where: str, what: str, module: nn.Module) -> None:
-    """Refuse Keras layers, which with torch as backend are modules too."""
-    for name, inner in module.named_modules():
-        if any(each.__module__.partition(".")[0] == "keras" for each in type(inner).__mro__):
-            remedy = "Keras layers read references to their weights that nothing else can replace."
-            found = f"{name or type(inner).__name__} of Keras"
-            raise invalid_argument(TypeError, where, what, "made of torch's own layers", found, remedy)
 
 
 def tensors_in(value: object, objects: int = 0) -> Iterator[Tensor]:

@@ -10,24 +10,19 @@ from torch import nn
 from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
 from mrreg.convert.wrap import check_model
 from mrreg.errors import check, check_int, warn
-from mrreg.masks.groups import UnitGroup
 from mrreg.masks.install import install
 from mrreg.module_utils import has_stock_forward, join
 from mrreg.thinning.build import search
 from mrreg.thinning.counts import kept
-from mrreg.thinning.paths import Path, Watch, copied, forward
-from mrreg.thinning.report import ThinReport
-from mrreg.thinning.twin import Inputs, frozen, read_inputs, state_kept
+from mrreg.thinning.paths import copied
+from mrreg.thinning.report import ThinEntry, ThinReport
 
 WHERE = "swap_dropout"
 DROP_PATH = re.compile(r"drop_?path|stochastic_?depth", re.IGNORECASE)
 DROPOUTS = nn.modules.dropout._DropoutNd
 NO_ZEROS = (nn.AlphaDropout, nn.FeatureAlphaDropout)
 TAKEN = "the units beside it already stand for another dropout"
-HELD = (
-    "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
-    "passes of one batch) gets none from them."
-)
+HELD = "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout) gets none."
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class Swap:
 
     what: str
     masks: Mapping[str, str]  # kind of the units that are absent in its place, by layer; empty where it was left
-    reason: str
+    reason: str = ""
 
     @property
     def replaced(self) -> bool:
@@ -45,7 +40,7 @@ class Swap:
 
     def __str__(self) -> str:
         masks = ", ".join(f"{kind} mask on {path}" for path, kind in self.masks.items())
-        return f"{self.what} -> {masks or 'left'}: {self.reason}"
+        return f"{self.what} -> {masks or f'left: {self.reason}'}"
 
 
 class Report(dict[str, Swap]):
@@ -113,11 +108,9 @@ def swap_dropout(
     check(isinstance(rescale, bool | None), WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
     sites = dict(_sites(model))
-    with copied(model, example_inputs, WHERE) as (twin, paths):
-        find_choices(
-            model, twin, example_inputs, paths, {path: each for path, each in sites.items() if not each.reason}
-        )
-        others = dict(_elsewhere(twin, read_inputs(example_inputs), paths[0]))
+    with copied(model, example_inputs, WHERE) as (twin, paths, plain):
+        find_choices(model, twin, example_inputs, paths, sites)
+    others = dict(_elsewhere(model, plain.dropped))
     chosen, thin = _search(model, k, example_inputs, sites)
     report = Report({path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | others, thin)
     if thin is None:
@@ -158,18 +151,18 @@ def _search(
             taken |= places
             chosen[path] = site.options
     while chosen:
-        groups: dict[str, UnitGroup] = {}
+        groups: dict[str, ThinEntry] = {}
         present: dict[str, float] = {}
         for path, options in chosen.items():
             for name, each in {option.group.name: option.group for option in options}.items():
                 present[name] = present.get(name, 1.0) * (1 - sites[path].p)  # of several dropouts in a row
                 groups[name] = replace(each, kept=kept(each, 1 - present[name]))
 
-        def choose(found: list[UnitGroup], _: object, groups: Mapping[str, UnitGroup] = groups) -> list[UnitGroup]:
-            known = {group.name for group in found}
-            return [groups.get(g.name, g) for g in found] + [g for name, g in groups.items() if name not in known]
+        def choose(found: list[ThinEntry], groups: Mapping[str, ThinEntry] = groups) -> list[ThinEntry]:
+            others = [each.refused(each.reason or "not asked for") for each in found if each.name not in groups]
+            return [*groups.values(), *others]
 
-        report = search(model, k, inputs, choose, {})
+        report = search(model, k, inputs, choose)
         refused = {name: report[name].reason for name in groups if not report[name].admitted}
         if not refused:
             return chosen, report
@@ -187,22 +180,20 @@ def _outcome(site: Site, options: list[Option] | None) -> Swap:
     for each in options:
         names = [slot.name for slot in each.group.slots] if each.group.keeps_shape else [f"{each.group.name}."]
         masks |= {name.rpartition(".")[0] or name: each.word for name in names}
-    return Swap(site.what, masks, options[0].reason)
+    return Swap(site.what, masks)
 
 
-def _elsewhere(twin: nn.Module, inputs: Inputs, path: Path) -> Iterator[tuple[str, Swap]]:
+def _elsewhere(model: nn.Module, dropped: Mapping[tuple[str, str], float]) -> Iterator[tuple[str, Swap]]:
     """Yield what drops whole branches, for which `thin` has blocks, and the dropout in functions that are called."""
-    for name, module in twin.named_modules():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         p = vars(module).get("drop_prob", vars(module).get("p"))
         if p and DROP_PATH.search(type(module).__name__):
             call = f'mrreg.thin(model, p={{"blocks": {{"{name.rpartition(".")[0]}": {p:g}}}}}, ...)'
             why = f"it drops a whole branch; {call} has the block around it off for a cycle"
             yield name, Swap(f"DropPath(p={p:g})", {}, why)
-    watch, modules = Watch(), dict(twin.named_modules())
-    with frozen(twin), state_kept(twin):
-        forward(twin, inputs, path, watch, watch.tracker)
-    for (name, function), p in watch.found.items():
-        if not isinstance(modules.get(name), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+    for (name, function), p in dropped.items():
+        if not isinstance(modules[name], DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
             why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
             why = ATTENTION if function == "scaled_dot_product_attention" else why
             yield f"{name}: {function}()".removeprefix(": "), Swap(f"{function}() with p={p:g}", {}, why)

@@ -1,13 +1,12 @@
 """The dropouts of a model, and the units that can be absent in the place of what each of them drops.
 
-A dropout is a place in the recorded forward of a double copy. Gradients show which products read what it gives, and
-which make what it takes. Whatever is found so is tried: the copy computes the same with these entries at zero as with
-the units dropped, or it is not used.
+Gradients in a recorded forward show which products read what a dropout gives, and which make what it takes. The copy
+computes the same with these entries at zero as with the units dropped, or they are not used.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -17,15 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.groups import Kind, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Slot
 from mrreg.thinning.build import unfit
 from mrreg.thinning.counts import kept
 from mrreg.thinning.grouping import Finder
 from mrreg.thinning.influence import Influence
 from mrreg.thinning.paths import Path
-from mrreg.thinning.recorder import Channels, Recording, record
+from mrreg.thinning.recorder import Channels, Recording
+from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.trial import Trial
-from mrreg.thinning.twin import randomize, read_inputs
+from mrreg.thinning.twin import Inputs, randomize, read_inputs
 
 ATTENTION = "it acts on attention probabilities, which have no weight"
 UNCALLED = "the forward on example_inputs does not call it"
@@ -48,9 +48,8 @@ class Option:
 
     path: str
     of: int
-    group: UnitGroup
+    group: ThinEntry
     word: str
-    reason: str
     drops: dict[int, Drops] = field(default_factory=dict)
 
     @property
@@ -75,14 +74,18 @@ def find_choices(
 ) -> None:
     """Find what can stand for dropouts, or the reason why nothing can, in a double copy of a model."""
     randomize(twin)
-    with _watched(twin, sites):
-        recording = record(twin, read_inputs(example_inputs))
+    sites = {path: each for path, each in sites.items() if not each.reason}
+    with ExitStack() as stack:
+        for path, site in sites.items():
+            hook = twin.get_submodule(path).register_forward_hook(partial(_note, site), with_kwargs=True)
+            stack.callback(hook.remove)
+        recording = Recording(twin, read_inputs(example_inputs)).run()
     search, inputs = _Search(model, recording), read_inputs(example_inputs)
     found = {path: search.options(path, twin.get_submodule(path), site) for path, site in sites.items()}
     for path, site in sites.items():
         site.reason = site.reason or ("" if found[path] else NOBODY if site.calls else UNCALLED)
-    trial = Trial(twin, inputs, [], [each for each in paths if not each.shift])  # else zeros in embeddings are none
-    fitting = _fitting(trial, [each for options in found.values() for each in options])
+    paths = [each for each in paths if not each.shift]  # else zeros in embeddings are none
+    fitting = _fitting([each for options in found.values() for each in options], twin, inputs, paths)
     for path, site in sites.items():
         by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]
         if site.calls and all(by_call):
@@ -91,22 +94,13 @@ def find_choices(
             site.reason = f"zeros in {tried} would do something else"
 
 
-@contextmanager
-def _watched(twin: nn.Module, sites: dict[str, Site]) -> Iterator[None]:
-    """Note the calls of dropouts in a forward."""
-
-    def note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-        taken: Tensor = (*args, *kwargs.values())[0]
-        site.reason = ATTENTION if "Softmax" in type(taken.grad_fn).__name__ else site.reason
-        made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
-        site.calls.append((taken.clone(), made))  # code may write to it later
-        return output + made
-
-    with ExitStack() as stack:
-        for path, site in sites.items():
-            hook = twin.get_submodule(path).register_forward_hook(partial(note, site), with_kwargs=True)
-            stack.callback(hook.remove)
-        yield
+def _note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+    """Note the call of a dropout in a forward."""
+    taken: Tensor = (*args, *kwargs.values())[0]
+    site.reason = ATTENTION if "Softmax" in type(taken.grad_fn).__name__ else site.reason
+    made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
+    site.calls.append((taken.clone(), made))  # code may write to it later
+    return output + made
 
 
 class _Search:
@@ -115,28 +109,27 @@ class _Search:
     def __init__(self, model: nn.Module, recording: Recording) -> None:
         self.model, self.recording, self.finder = model, recording, Finder(recording)
         self.parameters = dict(model.named_parameters())
-        read = map(self.finder.read, self.finder.families())
-        self.groups = [group for group in read if isinstance(group, UnitGroup)]
+        self.groups = [group for group in map(self.finder.read, self.finder.families()) if not group.reason]
 
     def options(self, path: str, dropout: nn.Module, site: Site) -> list[Option]:
         """Return what could stand for a dropout, the best first; the trial has not seen it."""
         found: dict[object, Option] = {}
         for number, (taken, made) in enumerate(site.calls):
             varies = _varying_dims(dropout, made.dim())
-            for group, word, reason, drops in (*self._behind(made, varies), *self._before(taken, varies)):
+            for group, word, drops in (*self._behind(made, varies), *self._before(taken, varies)):
                 group = replace(group, kept=kept(group, site.p))
-                if refusal := unfit(self.model, group):
-                    site.reason = refusal.reason
+                if reason := unfit(self.model, group):
+                    site.reason = reason
                 elif not any(self.parameters[s.name].requires_grad for s in group.slots if s.name in self.parameters):
                     site.reason = f"{group.slots[0].name!r} is frozen"
                 elif group.kept == group.units:
                     site.reason = f"p = {site.p:g} of {group.units} units is none"
                 else:
-                    option = Option(path, len(site.calls), group, word, reason)
+                    option = Option(path, len(site.calls), group, word)
                     found.setdefault((word, option.places), option).drops[number] = drops
         return list(found.values())
 
-    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[UnitGroup, str, str, Drops]]:
+    def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, Drops]]:
         """Yield the group of units that the products behind a dropout read, and their columns alone."""
         slots: dict[tuple[str, int], Slot] = {}
         drops: list[Drops] = []
@@ -145,7 +138,7 @@ class _Search:
                 continue
             ends = [influence.gradients(_only(i, op.columns.size), [made])[0] for i in (0, op.columns.size - 1)]
             found = _units(ends, varies, op.columns.size)
-            if found is None or op.columns.dim < 0:
+            if found is None:
                 return
             drops.append(found)
             slots[op.columns.name, op.columns.dim] = self._slot(op.columns, found.positions)
@@ -157,16 +150,16 @@ class _Search:
                 place, slot = next(iter(read.items()))
                 if set(map(frozenset, slot.indices.tolist())) == set(map(frozenset, slots[place].indices.tolist())):
                     around = Drops(slot.indices - slots[place].indices.min(), drops[0].shape)
-                    yield group, str(group.kind), "it lies between layers that share these units", around
-        yield _single("inputs", list(slots.values())), "input", "its output goes there", drops[0]
+                    yield group, str(group.kind), around
+        yield _single("inputs", list(slots.values())), "input", drops[0]
 
-    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[UnitGroup, str, str, Drops]]:
+    def _before(self, taken: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, Drops]]:
         """Yield the rows of the products that make the units that a dropout takes: of each of them, and of all."""
         for d in varies:
             influence, size = Influence(self.recording, taken, d), taken.shape[d]
             positions, makers = torch.arange(size, device="cpu").view(-1, 1), list[list[Slot]]()
             for offset, (_, op) in zip(influence.offsets, influence.used, strict=False):
-                if op.rows.size == size > 1 and op.rows.dim >= 0:
+                if op.rows.size == size > 1:
                     ends = [influence.reached(_only(i, size))[offset : offset + size] for i in (0, size - 1)]
                     if [end.nonzero().flatten().tolist() for end in ends] == [[0], [size - 1]]:
                         makers.append([self._slot(each, positions) for each in (op.rows, *op.also)])
@@ -178,7 +171,7 @@ class _Search:
                         members.append(Slot(*place, units.argsort(stable=True).view(size, -1), "consumer"))
                 drops = Drops(positions, [size if each == d else 1 for each in range(taken.dim())])
                 for slots in makers if len(makers) == 1 else [*makers, list(chain(*makers))]:
-                    yield _single("outputs", slots + members), "output", "its input comes from there", drops
+                    yield _single("outputs", slots + members), "output", drops
                 return
 
     def _slot(self, channels: Channels, positions: Tensor) -> Slot:
@@ -192,10 +185,7 @@ def _only(position: int, size: int) -> Tensor:
 
 
 def _units(ends: Sequence[Tensor | None], varies: Sequence[int], size: int) -> Drops | None:
-    """Return the columns of each unit that a dropout drops, from what gives a product its first and last columns.
-
-    Columns lie along the dimensions of which both are at one place each, and not at the same.
-    """
+    """Return the columns of each unit that a dropout drops, from what gives a product its first and last columns."""
     one, two = ([] if end is None else [set(at) for at in end.cpu().nonzero().T.tolist()] for end in ends)
     dims = [d for d, (a, b) in enumerate(zip(one, two, strict=False)) if len(a) == len(b) == 1 and a != b]
     sizes = [end.shape[d] for end in ends[:1] if end is not None for d in dims]
@@ -215,54 +205,42 @@ def _varying_dims(dropout: nn.Module, dims: int) -> list[int]:
     return [d for d in range(dims) if (there != there.narrow(d, 0, 1)).any()]
 
 
-def _single(kind: Kind, slots: list[Slot]) -> UnitGroup:
+def _single(kind: Kind, slots: list[Slot]) -> ThinEntry:
     layers = ", ".join(dict.fromkeys(slot.name.rpartition(".")[0] for slot in slots))
     units = len(slots[0].indices)
-    return UnitGroup(f"{kind} of {layers}", kind, units, units, tuple(slots))
+    return ThinEntry(f"{kind} of {layers}", kind, units, units, tuple(slots))
 
 
-def _fitting(trial: Trial, options: Sequence[Option]) -> list[Option]:
+def _fitting(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> list[Option]:
     """Return the options with which the copy computes the same either way: all at once, or by halves."""
-    if not options or _same(trial, options):
+    if not options or _same(options, twin, inputs, paths):
         return list(options)
     middle = len(options) // 2
-    return [*_fitting(trial, options[:middle]), *_fitting(trial, options[middle:])] if middle else []
+    halves = [options[:middle], options[middle:]] if middle else []
+    return [each for half in halves for each in _fitting(half, twin, inputs, paths)]
 
 
-@torch.no_grad()
-def _same(trial: Trial, options: Sequence[Option]) -> bool:
-    """Compare dropping units with zeros where they are made or read: a half of the units, then the other half."""
-    for opposite in (False, True):
-        absent = [_half(each.group.units, seed) != opposite for seed, each in enumerate(options)]
-        with ExitStack() as stack, suppress(RuntimeError):  # the units lie elsewhere on another path
-            for option, gone in zip(options, absent, strict=True):
-                hook = partial(_drop, option, gone, count())
-                stack.callback(trial.twin.get_submodule(option.path).register_forward_hook(hook).remove)
-            trial.expect()
-            stack.close()
-            for option, gone in zip(options, absent, strict=True):
-                for slot in (slot for slot in option.group.slots if slot.role == "consumer"):
-                    trial.tensors[slot.name].index_fill_(
-                        slot.dim, slot.indices[gone].flatten().to(trial.tensors[slot.name].device), 0.0
-                    )
-            difference = trial.fault()
-            randomize(trial.twin)
-            if not difference:
-                continue
-        return False
+def _same(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> bool:
+    """Compare dropping units with zeros where they are made or read."""
+    trial = Trial(twin, inputs, [each.group for each in options], paths)
+    trial.whole()
+    for draw, tried in trial.cases:
+        with ExitStack() as stack:
+            for each in options:
+                hook = partial(_drop, each, trial.kept[draw][each.group.name], count())
+                stack.callback(twin.get_submodule(each.path).register_forward_hook(hook).remove)
+            if trial.difference(draw, tried):
+                return False
     return True
 
 
-def _half(units: int, seed: int) -> Tensor:
-    return torch.randperm(units, generator=torch.Generator("cpu").manual_seed(seed), device="cpu") < units // 2
-
-
-def _drop(option: Option, absent: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
+def _drop(option: Option, kept: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
     """Drop units of what a dropout gives in those of its calls that an option is for."""
     number = next(calls) % option.of
     if number not in option.drops:
         return output
     positions, shape = option.drops[number]
+    absent = torch.ones(len(positions), dtype=torch.bool, device="cpu").index_fill(0, kept, False)
     present = torch.ones(prod(shape), dtype=output.dtype, device=output.device)
     present[positions[absent].flatten().to(output.device)] = 0
     return output * present.view(shape)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from itertools import islice
 
-import torch
 from torch import Tensor, nn
 
-from mrreg.errors import check, check_share, check_type, invalid_argument, invalid_state, quoted, unknown_name
+from mrreg.errors import check, check_share, check_type, invalid_state, unknown_name
 from mrreg.masks.install import MultirateMask, check_structure, layer_mask, put_mask, take_mask, uninstall
 from mrreg.masks.layers import Structure, find_targets
 from mrreg.masks.mask import LAYER_NAME, find_mask
-from mrreg.module_utils import check_materialized, common, holders, join, within
+from mrreg.module_utils import check_materialized
 
 WHERE = "mask"
 
@@ -44,8 +42,7 @@ def mask(
     Raises:
         TypeError: If an argument is of the wrong kind.
         ValueError: If a pattern matches nothing that can be masked, if a module is given two p or a mask inside a
-            mask, if a masked parameter also belongs to a module outside, or if p, k or an option is out of range. The
-            model is unchanged then.
+            mask, or if p, k or an option is out of range. The model is unchanged then.
 
     Example:
         >>> from torch import nn
@@ -62,19 +59,20 @@ def mask(
     check(patterns, WHERE, "patterns", "a mapping with at least one pattern", patterns)
     check_structure(structure)
     wanted = list(parameters) if isinstance(parameters, Iterator) else parameters  # it is read for each module
-    search = _Search(model, lambda module: bool(find_targets(module, wanted, structure)))
+    paths = {module: path for path, module in model.named_modules()}
     chosen: dict[nn.Module, float] = {}
     for pattern, value in patterns.items():
         p = check_share(WHERE, f"p of {pattern!r}", value)
-        for module in search.matching(pattern):
+        for module in _matching(model, pattern, lambda each: find_targets(each, wanted, structure)):
             same = chosen.setdefault(module, p) == p
-            rule, remedy = f"consistent about the p of {search.path[module]!r}", f"{pattern!r} matches it again."
+            rule, remedy = f"consistent about the p of {paths[module]!r}", f"{pattern!r} matches it again."
             check(same, WHERE, "patterns", rule, (chosen[module], p), remedy)
-    search.refuse_nested(set(chosen))
-    for module in chosen:
-        search.refuse_tied(module, [target.name for target in find_targets(module, wanted, structure)])
+    masked = [module for module in paths if module in chosen or isinstance(module, MultirateMask)]
+    nested = [[paths[outer], paths[m]] for outer in masked for m in outer.modules() if m in chosen and m is not outer]
+    rule = "names of modules without masks, none inside another"
+    check(not nested, WHERE, "patterns", rule, nested and nested[0], "mrreg.unwrap takes masks out.")
 
-    made = [layer_mask(module, p, k, wanted, structure, rescale, boost) for module, p in chosen.items()]
+    made = [layer_mask(module, wanted, structure, rescale, p=p, k=k, boost=boost) for module, p in chosen.items()]
     for module, each in zip(chosen, made, strict=True):
         put_mask(module, each, LAYER_NAME)
     return model
@@ -112,69 +110,30 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_model(where: str, model: object) -> None:
-    """Refuse modules that masks cannot be put into: scripted modules, and parameters that have no shape yet."""
+    """Refuse modules that masks cannot be put into: thin ones, and those with parameters that have no shape yet."""
     module = check_type(where, "model", model, nn.Module, "a torch.nn.Module")
-    scripted = isinstance(module, torch.jit.ScriptModule)
-    check(not scripted, where, "model", "a torch.nn.Module, not a scripted one", model, kind=TypeError)
     check_materialized(where, "model", module)
     if where != "unwrap" and any(find_mask(inner) is not None for inner in module.modules()):
         raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
 
 
-class _Search:
-    """Finds the modules that names and patterns mean, and says what forbids a mask on them."""
-
-    def __init__(self, model: nn.Module, fits: Callable[[nn.Module], object]) -> None:
-        self.names = dict(model.named_modules(remove_duplicate=False))
-        self.path = {module: path for path, module in model.named_modules()}
-        self.holders = holders(model)
-        self.fits = fits  # raises a ValueError if a module has nothing to mask
-
-    def matching(self, pattern: str) -> list[nn.Module]:
-        """Return the modules that a name or pattern means: itself, or the innermost that have something to mask."""
-        if pattern in self.names:
-            return [self.names[pattern]]
-        names = [name for name in self.names if "parametrizations" not in name.split(".")]
-        hits = {self.names[name]: name for name in names if fnmatchcase(name, pattern)}
-        if not hits:
-            raise unknown_name(WHERE, "patterns", "names or patterns that match a module", pattern, self.names)
-        problems: dict[nn.Module, str] = {}
-        for module, name in hits.items():
-            try:
-                self.fits(module)
-            except ValueError as error:
-                problems[module] = f"{name!r} does not: {error}"
-        fitting = hits.keys() - problems.keys()
-        first = next(iter(problems.values()), "")
-        check(fitting, WHERE, "patterns", "patterns that match something to mask", pattern, first)
-        fitting -= {module.out_proj for module in fitting if isinstance(module, nn.MultiheadAttention)}
-        return [module for module in hits if module in fitting and not any(m in fitting for m in _inside(module))]
-
-    def refuse_nested(self, chosen: set[nn.Module]) -> None:
-        """Refuse a mask inside a mask, and one on a layer that is read but never called."""
-        masked = chosen | {module for module in self.path if isinstance(module, MultirateMask)}
-        for outer in masked:
-            clash = [inner for inner in _inside(outer) if inner in masked and chosen & {inner, outer}]
-            fine = not clash and not (outer in chosen and isinstance(outer, MultirateMask))
-            rule, both = "names of modules without masks, none inside another", map(self.path.get, (outer, *clash[:1]))
-            check(fine, WHERE, "patterns", rule, list(both), "mrreg.unwrap takes masks out.")
-        for module, path in self.path.items():
-            if isinstance(module, nn.MultiheadAttention):
-                remedy = f"{path!r} reads its weights itself: mask {path!r} with parameters=['out_proj.weight']."
-                rule, inner = "names of modules that are called", module.out_proj
-                check(inner not in chosen, WHERE, "patterns", rule, self.path.get(inner), remedy)
-
-    def refuse_tied(self, module: nn.Module, parameters: Iterable[str]) -> None:
-        """Refuse a masked tensor that other modules have too: they would use it without the mask."""
-        path = self.path[module]
-        for name in parameters:
-            owners = self.holders[id(module.get_parameter(name))]
-            if outside := [owner for owner in owners if not within(path, owner)]:
-                remedy = f"Mask what holds both, {common(path, outside[0])!r}, with parameters=[...] naming it."
-                rule, both = "names of modules that share no masked parameter with others", f"also in {quoted(outside)}"
-                raise invalid_argument(ValueError, WHERE, "patterns", rule, f"{join(path, name)}, {both}", remedy)
-
-
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules inside a module."""
-    return islice(module.modules(), 1, None)
+def _matching(model: nn.Module, pattern: str, fits: Callable[[nn.Module], object]) -> list[nn.Module]:
+    """Return the modules that a name or pattern means: itself, or the innermost that have something to mask."""
+    every = dict(model.named_modules(remove_duplicate=False))
+    if pattern in every:
+        return [every[pattern]]
+    names = [name for name in every if "parametrizations" not in name.split(".")]
+    hits = {every[name]: name for name in names if fnmatchcase(name, pattern)}
+    if not hits:
+        raise unknown_name(WHERE, "patterns", "names or patterns that match a module", pattern, every)
+    problems: dict[nn.Module, str] = {}
+    for module, name in hits.items():
+        try:
+            fits(module)  # raises if a module has nothing to mask
+        except ValueError as error:
+            problems[module] = f"{name!r} does not: {error}"
+    fitting = hits.keys() - problems.keys()
+    first = next(iter(problems.values()), "")
+    check(fitting, WHERE, "patterns", "patterns that match something to mask", pattern, first)
+    fitting -= {module.out_proj for module in fitting if isinstance(module, nn.MultiheadAttention)}  # never called
+    return [module for module in hits if module in fitting and fitting.isdisjoint([*module.modules()][1:])]

@@ -7,14 +7,14 @@ from torch import nn
 from torch.optim import Optimizer
 from typing_extensions import Self
 
-from mrreg.distributed.checks import SHARD_OUTSIDE, check_model, is_fully_sharded
+from mrreg.distributed.checks import check_model
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.clock import CLOCK
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.mask import Mask
 from mrreg.masks.optimizers import examine, inner_optimizer
-from mrreg.masks.status import collect_state, describe, masks_in, positions
+from mrreg.masks.status import masks_in, positions
 from mrreg.module_utils import join, within
 
 
@@ -24,12 +24,12 @@ class Attachment:
     Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
     """
 
-    def __init__(self, step_hooks: list[MaskStepHooks], names: dict[int, str]) -> None:
+    def __init__(self, step_hooks: list[MaskStepHooks]) -> None:
         self._hooks = step_hooks
-        self._names = names  # paths of the masks, by id
 
     def __repr__(self) -> str:
-        return describe(positions(self._hooks, self._names))
+        lines = [line for _, lines in positions(self._hooks) for line in lines]
+        return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (drives nothing)"
 
     def state(self) -> dict[str, float]:
         """Return numbers for a logger: where the masks are in their cycle, and how much is present.
@@ -38,11 +38,17 @@ class Attachment:
         of "mask/k" steps, "mask/steps_to_joint" how many come before the joint step, and "mask/present" the share of
         the masked parameters' entries that the next training forward uses (where entries are drawn singly, the
         expected one). "mask/flops" is the share of a plain step's FLOPs that the next step computes, where `mrreg.thin`
-        has counted them. "mask/masked_seconds" and "mask/joint_seconds" are medians of the last 100 steps of a kind, on
-        CPU or CUDA, from an eager training forward to the end of the step: an evaluation in between counts too.
+        has counted them. "mask/masked_seconds" and "mask/joint_seconds" are medians of the last 100 steps of a kind,
+        from the end of the step before: all that the loop does in between counts.
         With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
         """
-        return collect_state(positions(self._hooks, self._names))
+        found = [numbers for numbers, _ in positions(self._hooks)]
+        prefixes = ["mask"] if len(found) == 1 else [f"mask{i}" for i in range(len(found))]
+        return {
+            f"{prefix}/{key}": value
+            for prefix, each in zip(prefixes, found, strict=True)
+            for key, value in each.items()
+        }
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
@@ -84,7 +90,7 @@ def attach(
     Raises:
         TypeError: If an argument is of the wrong kind, or the optimizer cannot hold single entries.
         ValueError: If there is no mask, or a masked parameter is in no optimizer, in two, or shared with the outside.
-        RuntimeError: If the optimizer is attached already, `fully_shard` was applied inside a mask, or a
+        RuntimeError: If the optimizer is attached already, a module was changed since it got its mask, or a
             DistributedDataParallel was built while parameters that train had requires_grad=False.
 
     Example:
@@ -105,15 +111,11 @@ def attach(
         Plain DistributedDataParallel is right for masks, but blocks of thin models need `find_unused_parameters=True`.
         Apply `fully_shard` to masks or to modules around them, before the optimizer is built.
 
-    Note:
         Where masks are driven already, the new handle takes over: the old one is removed, whatever it drives. If attach
-        raises, nothing has changed.
-
-    Note:
-        Copies of an attached optimizer have no hooks (torch drops them): attach them to the copy of the model.
+        raises, nothing has changed. Copies of an attached optimizer have no hooks (torch drops them): attach them to
+        the copy of the model.
     """
-    given = _several(optimizer)
-    optimizers = list(dict.fromkeys(map(inner_optimizer, given)))
+    optimizers = list(dict.fromkeys(map(inner_optimizer, _several(optimizer))))
     whole = _one_model(model)
     seed = check_int(WHERE, "seed", seed, least=0)
     check_type(WHERE, "joint", joint, bool, "True or False")
@@ -123,31 +125,34 @@ def attach(
             problem = f"this {type(each).__name__} is attached already"
             remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
             raise invalid_state(WHERE, problem, remedy)
-    step_hooks = [MaskStepHooks(each, seed, joint, is_wrapped=each not in given) for each in optimizers]
+    step_hooks = [MaskStepHooks(each, seed, joint) for each in optimizers]
     masks = list(masks_in(whole))
-    _check_masks(whole, masks)
-    for name, mask, first in masks:
+    remedy = "Mask a layer with MultirateMask, or make the model thin, first."
+    check(masks, WHERE, "model", "a module with a mask", type(whole).__name__, remedy)
+    for name, mask, _first in masks:
+        mask.check_fit(mask.root())
         _refuse_ties(whole, name, mask)
         owner = _owner(optimizers, name, mask)
         if owner is not None:
-            step_hooks[owner].masks.append((mask, first))
+            step_hooks[owner].masks.append(mask)
             step_hooks[owner].roots.append(mask.root())
     pairs, plain = list(zip(optimizers, step_hooks, strict=True)), {}
     for each, hooks in pairs:
         hooks.read_clock(WHERE, each.param_groups)
-        plain[id(each)] = examine(each, {id(p) for mask, _ in hooks.masks for _, p in mask.masked_parameters()})
-    for _, mask, _first in masks:
+        plain[hooks] = examine(each, {id(p) for mask in hooks.masks for _, p in mask.masked_parameters()})
+    handle = Attachment(step_hooks)
+    for name, mask, first in masks:
         if mask.handle is not None:
             mask.handle.remove()
-    handle = Attachment(step_hooks, {id(mask): name for name, mask, _ in masks})
+        mask.path, mask.first = name, first
     for each, hooks in pairs:
         compare_after_join(whole, each, WHERE, lambda optimizer: optimizer.param_groups[0].get(CLOCK, 0))
         hooks.register(each)
-        for mask, _ in hooks.masks:
+        for mask in hooks.masks:
             mask.handle = handle
-            mask.plain = plain[id(each)].intersection(id(p) for _, p in mask.masked_parameters())
+            mask.plain = plain[hooks].intersection(id(p) for _, p in mask.masked_parameters())
         hooks.sync_masks(each)
-    _warn_if_never_absent([mask for _, mask, _ in masks if joint])
+    _warn_if_never_absent(mask for _, mask, _ in masks if joint)
     return handle
 
 
@@ -170,18 +175,6 @@ def _one_model(model: Any) -> nn.Module:
     if not isinstance(model, list | tuple) or not all(isinstance(each, nn.Module) for each in model):
         return check_type(WHERE, "model", model, nn.Module, "an nn.Module, or a list of them")
     return model[0] if len(model) == 1 else nn.ModuleList(model)
-
-
-def _check_masks(model: nn.Module, masks: list[tuple[str, Mask, int]]) -> None:
-    """Refuse a model without masks, or with one that no longer fits or has something sharded inside it."""
-    remedy = "Mask a layer with MultirateMask, or make the model thin, first."
-    check(masks, WHERE, "model", "a module with a mask", type(model).__name__, remedy)
-    for name, mask, _first in masks:
-        mask.check_fit(mask.root())
-        for inner, module in mask.root().named_modules() if mask.targets else ():
-            if inner and is_fully_sharded(module):  # it is still cut when the mask reads it
-                problem = f"fully_shard was applied to {join(name, inner)!r}, inside a mask"
-                raise invalid_state(WHERE, problem, SHARD_OUTSIDE)
 
 
 def _owner(optimizers: list[Optimizer], name: str, mask: Mask) -> int | None:

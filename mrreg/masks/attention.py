@@ -46,7 +46,7 @@ def attend(
         projected = list(F.linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1))
     else:
         projected = _project(module, [query, key, value])
-    q, k, v = (_split(x, module.head_dim) for x in projected)
+    q, k, v = (x.view(*x.shape[:2], -1, module.head_dim).transpose(1, 2) for x in projected)
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _mask(attn_mask, key_padding_mask, q)
     dropout = module.dropout if module.training else 0.0
@@ -71,11 +71,6 @@ def _project(module: nn.MultiheadAttention, streams: list[Tensor]) -> list[Tenso
         weights = list(module.in_proj_weight.chunk(3))
     biases = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.chunk(3))
     return [F.linear(x, weight, bias) for x, weight, bias in zip(streams, weights, biases, strict=True)]
-
-
-def _split(x: Tensor, head_dim: int) -> Tensor:
-    """Reshape (batch, length, heads * head_dim) to (batch, heads, length, head_dim)."""
-    return x.view(*x.shape[:2], -1, head_dim).transpose(1, 2)
 
 
 def _mask(attn_mask: Tensor | None, padding: Tensor | None, q: Tensor) -> Tensor | None:

@@ -9,77 +9,60 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-from torch import nn
-
 from mrreg.errors import check, check_int, warn
+from mrreg.masks.mask import Mask
 
 CLOCK, CYCLE, SEED, KEPT = KEYS = "mask_clock", "mask_k", "mask_seed", "mask_kept"
 
 
+def kept_units(masks: Iterable[Mask]) -> tuple[int, ...]:
+    """Return the number of units that each group of thin models keeps."""
+    return tuple(group.kept for mask in masks for group in mask.groups)
+
+
 def read_clock(
-    where: str, groups: Iterable[Mapping[str, Any]], seed: int, ks: Sequence[int], kept: Sequence[int]
+    where: str, groups: Iterable[Mapping[str, Any]], seed: int, masks: Sequence[Mask]
 ) -> tuple[int, int, tuple[int, ...]]:
     """Read clock, seed and the k of each mask from the groups of an optimizer, or of a saved one.
 
-    At the start of training they say nothing; `seed`, the k of each mask and the numbers of kept units hold then.
+    At the start of training they say nothing; `seed` and what the masks have hold then.
     """
     found = [{key: group[key] for key in KEYS if key in group} for group in groups]
     found = [each for each in found if each]  # a group that was added since the last step has none yet
     if not found:
-        return 0, seed, tuple(ks)
+        return 0, seed, tuple(mask.k for mask in masks)
     whole = all(each == found[0] for each in found) and {CLOCK, CYCLE, SEED} <= found[0].keys()
     rule = f"complete and the same in all groups: {', '.join(KEYS[:3])}"
     check(whole, where, "the phase of the masks", rule, found)
-    saved = found[0].get(KEPT, kept)
-    rule = f"{tuple(kept)}, the numbers of units that the groups of the thin model keep"
+    kept = kept_units(masks)
+    saved = tuple(found[0].get(KEPT, kept))
+    rule = f"{kept}, the numbers of units that the groups of the thin model keep"
     remedy = "Make the model thin with the p, or the plan, of the training that was saved."
-    check(not kept or tuple(saved) == tuple(kept), where, KEPT, rule, tuple(saved), remedy)
+    check(not kept or saved == kept, where, KEPT, rule, saved, remedy)
     clock, saved_seed = (check_int(where, key, found[0][key], least=0) for key in (CLOCK, SEED))
     k = found[0][CYCLE]
-    each_k = tuple(k) if isinstance(k, tuple | list) else (k,) * len(ks)
+    each_k = tuple(k) if isinstance(k, tuple | list) else (k,) * len(masks)
     remedy = "Build the masks with the values of k that they were saved with."
-    check(len(each_k) == len(ks), where, CYCLE, f"one k for each of {len(ks)} masks", k, remedy)
+    check(len(each_k) == len(masks), where, CYCLE, f"one k for each of {len(masks)} masks", k, remedy)
     return clock, saved_seed, tuple(check_int(where, CYCLE, each) for each in each_k)
 
 
-def write_clock(
-    groups: Iterable[dict[str, Any]], clock: int, seed: int, ks: Sequence[int], kept: tuple[int, ...]
-) -> None:
-    """Set clock, seed, k and kept units in every group: k is one number where all masks have the same."""
-    k = ks[0] if len(set(ks)) == 1 else tuple(ks)
-    for group in groups:
-        group.update({CLOCK: clock, CYCLE: k, SEED: seed} | ({KEPT: kept} if kept else {}))
-
-
-def clear_clock(groups: Iterable[dict[str, Any]]) -> None:
-    """Remove the entries that `write_clock` set."""
-    for group in groups:
-        for key in KEYS:
-            group.pop(key, None)
-
-
 class StepTimer:
-    """Times the steps of one optimizer; the drawing of a cycle, after its last step, does not count."""
+    """Times the steps of one optimizer, from end to end; to draw a cycle, after its last step, does not count."""
 
     def __init__(self) -> None:
-        self.begun: Any = None  # device and time of the first training forward of a step
+        self._begun = 0.0
         self._seconds = deque[float](maxlen=100), deque[float](maxlen=100)  # of joint and of masked steps
-        self._open = deque[Any](maxlen=100)  # steps that a GPU may have yet to finish: phase, begin, end
         self._compared = False
 
-    def begin(self, module: nn.Module) -> None:
-        """Note the first training forward of a step."""
-        self.begun = self.begun or next(((p.device, _now(p.device)) for p in module.parameters()), None)
+    def begin(self) -> None:
+        """Note that a step is over, with all that belongs to it."""
+        self._begun = time.perf_counter()
 
     def end(self, phases: set[bool]) -> None:
-        """Note the end of a step, which counts where all masks are in one phase."""
-        begun, self.begun = self.begun, None
-        if begun and begun[1] and len(phases) == 1 and (end := _now(begun[0])):
-            self._open.append((phases.pop(), begun[1], end))
-            while self._open and (isinstance(end := self._open[0][2], float) or end.query()):
-                masked, begin, _ = self._open.popleft()
-                self._seconds[masked].append(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3)
+        """Note that the next one ends, which counts where all masks are in one phase."""
+        if self._begun and len(phases) == 1:
+            self._seconds[phases.pop()].append(time.perf_counter() - self._begun)
 
     def medians(self) -> dict[str, float]:
         """Return the median seconds of joint and of masked steps, as far as they are known."""
@@ -89,17 +72,6 @@ class StepTimer:
         """Warn once that masked steps are not faster."""
         if not self._compared and len(self._seconds[0]) >= 3 and len(self._seconds[1]) >= 50:
             self._compared, (joint, masked) = True, self.medians().values()
-            problem = f"masked steps take {masked:.3g} s, joint ones {joint:.3g} s: too small for gathering to pay"
+            problem = f"masked steps take {masked:.3g} s, joint ones {joint:.3g} s, so that nothing is saved"
             if masked >= joint:
                 warn(f"attach: {problem}. Take larger layers, batches or p, `exclude` small layers, or use nn.Dropout.")
-
-
-def _now(device: torch.device) -> Any:
-    """Return the time, or on a GPU an event, which nothing waits for; None where neither can be had."""
-    if device.type == "cpu":
-        return time.perf_counter()
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return None
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event

@@ -34,7 +34,6 @@ class ReusableBuffer:
     _storage: torch.UntypedStorage  # of the memory, once there is any
 
     def __init__(self) -> None:
-        self.used = False  # set by whoever fills it in a backward pass
         self._tensor = torch.empty(0, device="cpu")
         self._asked: object = None  # the request that the memory was made for
         self._thread = 0  # that may use it again: another one could take it between the look at its users and its use
@@ -50,13 +49,11 @@ class ReusableBuffer:
     def spread(self, small: Tensor, entries: Any, value: Tensor) -> Tensor:
         """Return a tensor like another with these entries, and zeros elsewhere: written only where they are not yet."""
         whole = self._like(value)
-        before, self._zero_but = self._zero_but, None
         ours = type(whole) is Tensor and whole.data_ptr() == self.address and not whole.is_inference()
-        if not ours or before is None or before[0] is not entries or before[1] != whole._version:
+        if not ours or self._zero_but != (entries, whole._version):
             whole.zero_()
         entries.put(small, whole)
-        if ours:
-            self._zero_but = entries, whole._version
+        self._zero_but = (entries, whole._version) if ours else None
         return whole
 
     def _like(self, value: Tensor) -> Tensor:
@@ -227,7 +224,6 @@ class _Gather(torch.autograd.Function):
             grad = grad * ctx.scale
         if _is_traced(grad):
             return entries.spread(grad), None, None, None
-        ctx.gradients.used = True
         whole = entries.take(grad) if entries.in_place else ctx.gradients.spread(grad, entries, ctx.value)
         return whole, None, None, None
 

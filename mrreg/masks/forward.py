@@ -24,6 +24,9 @@ from mrreg.module_utils import join, rebuild_attributes, tensors_in
 
 Forward = Callable[..., Any]
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
+OTHER_PATH = (
+    "units are absent in this step. If it runs without thin, example_inputs took another path: search with that."
+)
 Attributes = list[tuple[dict[str, Any], str, Any]]  # dictionary, name, value
 
 
@@ -50,7 +53,7 @@ class MaskedForward:
         self.thread, self._in_backward = get_ident(), False
         self._step, self._outside, self._has_checkpoint = mask.step, _autograd_mode(), False
         self._gathered: dict[MaskedTensor, tuple[Tensor, Tensor]] = {}  # whole and present entries
-        self._read: list[tuple[MaskedTensor, Tensor, int | None]] = []  # parameters, with versions
+        self._read: list[tuple[MaskedTensor, Tensor, int | None]] = []  # what nobody may write to, with versions
 
     def show(self, tensor: MaskedTensor, value: Tensor) -> Tensor:
         """Return the present entries of a parameter or buffer."""
@@ -71,7 +74,7 @@ class MaskedForward:
             small.requires_grad_()
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
-        if not (tensor.is_buffer or self._in_backward or small.is_inference() or (apart and torch.is_grad_enabled())):
+        if not (tensor.is_buffer or (apart and torch.is_grad_enabled())):
             self._read.append((tensor, small, version_of(small)))
         if not apart:
             self._gathered[tensor] = value, small
@@ -117,33 +120,17 @@ class MaskedForward:
         for table in self._tables:
             table.module.__dict__[table.kind] = table.own
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
-        written = next((tensor.name for tensor, small, version in self._read if version_of(small) != version), "")
+        written = [tensor.name for tensor, small, version in self._read if version_of(small) != version]
         self._gathered.clear()
         self._read.clear()
         if isinstance(error, Exception):
-            _explain(self._mask, self._module, error)
+            self._mask.check_fit(self._module)  # else an error that explains this one
+            if self._mask.groups:
+                add_note(error, f"{self._mask.where}: {OTHER_PATH}")
         elif written:
-            problem = f"the forward writes to {written!r}, of which it sees only what is present, in a copy"
-            raise invalid_state(
-                self._mask.where, problem, "Write to it after the optimizer's step, outside the forward."
-            )
-
-
-def _explain(mask: Mask, module: nn.Module, error: Exception) -> None:
-    """Raise a better error than that of a masked forward if the module has been changed, else add a note to it."""
-    try:
-        mask.check_fit(module)
-    except RuntimeError as better:
-        raise better from error
-    if mask.groups:
-        paths, frame, path = {id(inner): path for path, inner in module.named_modules()}, error.__traceback__, ""
-        while frame is not None:  # the innermost module that runs
-            path = paths.get(id(frame.tb_frame.f_locals.get("self")), path)
-            frame = frame.tb_next
-        found = f"{path!r} ({type(module.get_submodule(path)).__name__})"
-        note = f"{mask.where}: units are absent in this step. If {found} runs without thin"
-        note += ", example_inputs took another path"
-        add_note(error, f"{note}: search with inputs that take this one, or exclude the groups that it reads.")
+            problem = f"the forward writes to {written[0]!r}, of which it sees only what is present, in a copy"
+            remedy = "Write to it after the optimizer's step, outside the forward."
+            raise invalid_state(self._mask.where, problem, remedy)
 
 
 def _autograd_mode() -> tuple[bool, object]:
@@ -199,8 +186,6 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         return torch.compiler.disable(run)(mask, module, forward, args, kwargs)  # type: ignore[no-untyped-call]
     if compiling:
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
-    if mask.timer is not None and module.training and torch.is_grad_enabled():
-        mask.timer.begin(module)
     if mask.running is not None:
         mask.running.leave_backward()
     running = mask.running
@@ -215,7 +200,6 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         with mask.lock if mask.overrides else nullcontext():
             return forward(module, *args, **kwargs)
     mask.forward_ran = True
-    mask.warn_if_moved()
     with mask.lock, MaskedForward(mask, module) as running:
         rebuild_attributes([module])  # by its own hooks, which ran before
         output = forward(module, *args, **kwargs)
@@ -230,11 +214,8 @@ def _may_be_differentiated() -> bool:
     """
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return True
-    return not torch.compiler.is_compiling() and any(
-        isinstance(frame.f_locals.get(name), FunctionCtx)
-        for frame, _ in walk_stack(None)
-        for name in frame.f_code.co_varnames[: frame.f_code.co_name == "forward"]
-    )
+    frames = () if torch.compiler.is_compiling() else walk_stack(None)
+    return any(isinstance(frame.f_locals.get("ctx"), FunctionCtx) for frame, _ in frames)
 
 
 def _run_traced(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

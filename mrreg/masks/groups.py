@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 Role = Literal["producer", "member", "consumer"]
-Kind = Literal["hidden", "heads", "channels", "inputs", "outputs", "stream", "rank", "blocks"]
+Kind = Literal["hidden", "heads", "channels", "inputs", "outputs", "stream", "rank", "blocks", "none"]
 
 
 @dataclass(frozen=True)

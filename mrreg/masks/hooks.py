@@ -4,55 +4,48 @@ The life of a masked step, in the order of the training loop:
 
     forward.run             computes without what is absent (forward.py)
     loss.backward()           gives it no gradient (entries.py)
-    MaskStepHooks._before     lets the optimizer see what is present alone, or remembers the rest (step.py)
+    MaskStepHooks._before     lets the optimizer see what is present alone (step.py), or remembers the rest
     optimizer.step()          is the optimizer's own
     MaskStepHooks._after      puts that back and moves the clock (clock.py); a new cycle is drawn (sampling.py)
 """
 
 import copy
-import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from mrreg.distributed.sharding import any_nonzero, is_sharded
+from mrreg.distributed.sharding import any_nonzero, is_sharded, local
 from mrreg.errors import invalid_argument, invalid_state
-from mrreg.masks.clock import CLOCK, SEED, StepTimer, clear_clock, read_clock, write_clock
+from mrreg.masks.clock import CLOCK, CYCLE, KEPT, KEYS, SEED, StepTimer, kept_units, read_clock
 from mrreg.masks.mask import Mask
-from mrreg.masks.nested import leaves
-from mrreg.masks.step import Call, MaskedStep
+from mrreg.masks.optimizers import leaves
+from mrreg.masks.step import Call, Leaf, with_closure
+from mrreg.masks.tensors import MaskedTensor
 
 WHERE = "attach"
-
-
-def _eager(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a hook out of the graph of a compiled step."""
-
-    @functools.wraps(hook)
-    def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return torch.compiler.disable(hook)(*args)  # type: ignore[no-untyped-call]
-        return hook(*args)
-
-    return call
 
 
 class MaskStepHooks:
     """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
 
-    def __init__(self, optimizer: Optimizer, seed: int, joint: bool = True, is_wrapped: bool = False) -> None:
+    def __init__(self, optimizer: Optimizer, seed: int, joint: bool = True) -> None:
         self.seed, self.joint = seed, joint
-        self.is_wrapped = is_wrapped
-        self.masks: list[tuple[Mask, int]] = []  # with the index of their first draw
-        self.roots: list[nn.Module] = []  # what a thin mask knows weakly
-        self.step, self.timer = MaskedStep(), StepTimer()
+        self.masks: list[Mask] = []
+        self.roots: list[nn.Module] = []  # what a mask knows weakly
+        self.timer = StepTimer()
+        self._running, self._steps = False, 0  # from the hook before a step to the one after it; the number of steps
+        self._leaves: dict[int, Leaf] = {}
+        self._inside: list[Leaf] = []  # those in this step
+        self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
+        self._moving: list[tuple[MaskedTensor, Tensor, Tensor, float]] = []  # values before a joint step, and boost
         self.optimizer = weakref.ref(optimizer, self._detach_masks)
         self.handles: list[RemovableHandle] = []
 
@@ -63,11 +56,8 @@ class MaskStepHooks:
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
         add(optimizer.register_step_pre_hook(self._before))
         add(optimizer.register_load_state_dict_pre_hook(self._check))
-        add(optimizer.register_state_dict_pre_hook(self.step.hide))
+        add(optimizer.register_state_dict_pre_hook(self._leave))  # what is saved in a step, or after a failed one
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
-        add(optimizer.register_state_dict_post_hook(lambda optimizer, _: self.step.show(optimizer)))
-        for mask, _first in self.masks:
-            mask.tolerated, mask.timer = int(self.is_wrapped), self.timer
 
     def stop(self) -> None:
         """Leave the optimizer and the masks without a trace; a second call does nothing."""
@@ -77,53 +67,70 @@ class MaskStepHooks:
             self.handles.pop().remove()
         optimizer = self.optimizer()
         if optimizer is not None:
-            self.step.abandon(optimizer)
-            clear_clock(optimizer.param_groups)
+            self._abandon(optimizer)
+            for group in optimizer.param_groups:
+                for key in KEYS:
+                    group.pop(key, None)
         self._detach_masks(None)
 
     def _detach_masks(self, _: object, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
         if not at_exit():  # modules, `sys` too, are half gone then
             while self.masks:
-                self.masks.pop()[0].detach()
+                self.masks.pop().detach()
+
+    def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
+        """Return clock, seed and the k of each mask that groups say, if masks can take them."""
+        return read_clock(where, groups, self.seed, self.masks)
 
     def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
         self._write(optimizer, *self.read_clock(WHERE, optimizer.param_groups))
 
-    def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
-        """Return clock, seed and the k of each mask that groups say, if masks can take them."""
-        return read_clock(where, groups, self.seed, [mask.k for mask, _ in self.masks], self._kept())
-
-    def _kept(self) -> tuple[int, ...]:
-        return tuple(group.kept for mask, _ in self.masks for group in mask.groups)
-
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
-        self.step.abandon(optimizer)
+        self._abandon(optimizer)
         self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
 
     def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
-        """Put the masks into a phase and write it into the groups."""
-        for (mask, first), k in zip(self.masks, ks, strict=True):
-            if k != mask.k:
-                mask.k = k
-            mask.set_phase(clock, seed, first, self.joint)
-        write_clock(optimizer.param_groups, clock, seed, ks, self._kept())
+        """Put the masks into a phase and write it into the groups; k is one number where all masks have the same."""
+        for mask, k in zip(self.masks, ks, strict=True):
+            mask.k = k
+            mask.set_phase(clock, seed, self.joint)
+        phase = {CLOCK: clock, CYCLE: ks[0] if len(set(ks)) == 1 else ks, SEED: seed}
+        kept = kept_units(self.masks)
+        for group in optimizer.param_groups:
+            group.update(phase | {KEPT: kept} if kept else phase)
 
-    @_eager
+    @_disable_dynamo
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """Remember, before a step, what it must not change."""
-        if not self.step.is_nested:
-            self.step.abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
-        self.step.running = True
+        """Let the optimizer see what is present alone, or remember what a joint step moves from."""
+        inside = [*(leaf.parameter for leaf in self._inside), *(p for p, _ in self._aside)]
+        if inside and all(p.grad is None for p in inside):
+            return None  # the step inside that of a subclass, which calls super().step()
+        self._abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
+        self._running = True
+        self._steps += 1
         last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
-        # a later hook or a closure may still write gradients
-        grads_may_change = not last or any(map(callable, chain(args[1:], kwargs.values())))
+        # a later hook or a closure may still write gradients: entries are gathered after it
+        late = not last or any(map(callable, chain(args[1:], kwargs.values())))
+        held = []
+        for tensor, p, mask in self._absent(optimizer):
+            if mask.masking:
+                held.append((tensor, p))
+            elif (boost := mask.boost_of(p)[0]) != 1 and (late or p.grad is not None):
+                here = local(p)  # is kept in the memory of masked gradients, which is free now
+                self._moving.append((tensor, p, tensor.gradients.empty_like(here).copy_(here), boost))
+        if late and held:
+            return with_closure((args, kwargs), lambda: self._enter(optimizer, held))
+        self._enter(optimizer, held)
+        return None
+
+    def _absent(self, optimizer: Optimizer) -> Iterator[tuple[MaskedTensor, Tensor, Mask]]:
+        """Yield the parameters of the optimizer of which something is absent in this cycle."""
         group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        masked = []
-        for mask, _ in self.masks:
+        for mask in self.masks:
             for name, p in mask.masked_parameters() if mask.drawn is not None else ():
                 if is_sharded(p) and id(p) not in group_of and p.requires_grad:
                     remedy = "Shard the model, then build the optimizer, then attach."
@@ -132,35 +139,72 @@ class MaskStepHooks:
                     check_fast(group, name)
                     if mask.plain and _has_state(optimizer, p):  # a schedule may have turned a momentum on
                         mask.plain -= {id(p)}
-                    masked.append((mask.tensors[name], p, mask))
-        return self.step.begin(optimizer, masked, (args, kwargs), grads_may_change)
+                    if mask.tensors[name].has_absent:
+                        yield mask.tensors[name], p, mask
 
-    @_eager
+    @torch.no_grad()
+    def _enter(self, optimizer: Optimizer, held: list[tuple[MaskedTensor, Tensor]]) -> None:
+        """Put kept entries into the places of parameters that have a gradient."""
+        lists = [group["params"] for group in optimizer.param_groups if held]
+        places = {id(p): (each, i) for each in lists for i, p in enumerate(each)}
+        for tensor, p in held:
+            if p.grad is not None and tensor.off:
+                self._aside.append((p, p.grad))
+                p.grad = None
+            elif p.grad is not None:
+                leaf = self._leaves.get(id(p)) or self._leaves.setdefault(id(p), Leaf(p))
+                leaf.enter(optimizer, *places[id(p)], tensor, self._steps)
+                self._inside.append(leaf)
+
+    def _leave(self, optimizer: Optimizer, completed: bool = False) -> None:
+        """Give parameters their places back; what a step that is not completed has done is lost."""
+        while self._inside:
+            self._inside.pop().leave(optimizer, completed)
+        while self._aside:
+            p, grad = self._aside.pop()
+            p.grad = grad if p.grad is None else p.grad
+
+    def _abandon(self, optimizer: Optimizer) -> None:
+        """Undo a step that never ended, for something in it failed."""
+        self._moving.clear()
+        self._leave(optimizer)
+
+    @torch.no_grad()
+    def _end(self, optimizer: Optimizer) -> None:
+        """Write kept entries back after a step, or move absent ones further."""
+        self._leave(optimizer, completed=True)
+        while self._moving:
+            tensor, parameter, before, boost = self._moving.pop()
+            here = local(parameter)
+            kept = None if tensor.off else tensor.entries(parameter).take(here)
+            torch.lerp(before, here, boost, out=here)
+            if kept is not None:
+                tensor.entries(parameter).put(kept, here)
+
+    @_disable_dynamo
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put back what was held in a step, boost what is slow, and move the clock."""
-        if not self.step.running:
+        if not self._running:
             return  # a subclass that calls super().step(): the step inside it was this one
-        self.step.running = False
-        self.step.end(optimizer)
-        for mask, _first in self.masks:
+        self._running = False
+        self._end(optimizer)
+        for mask in self.masks:
             mask.warn_if_unused()
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
-        if _is_step(optimizer):
-            self.timer.end({mask.masking for mask, _ in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
-            first = optimizer.param_groups[0]
-            self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask, _ in self.masks))
-            if any(g.kept < g.units and not g.keeps_shape for mask, _ in self.masks for g in mask.groups):
-                self.timer.compare()
-        else:
-            self.timer.begun = None
-            for mask, _first in self.masks:
-                mask.forget_versions()  # a fused step that found inf has written what it read
+        if not _is_step(optimizer):
+            return
+        self.timer.end({mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
+        first = optimizer.param_groups[0]
+        self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask in self.masks))
+        if any(g.kept < g.units and not g.keeps_shape for mask in self.masks for g in mask.groups):
+            self.timer.compare()
+        self.timer.begin()
 
 
 def _has_state(optimizer: Optimizer, p: Tensor) -> bool:
     """Tell if the optimizer keeps a number for each entry of a parameter, as for a momentum."""
-    state = leaves(optimizer.state.get(p, {}))
-    return any(isinstance(value, Tensor) and value.dim() and value.shape == p.shape for _, value in state)
+    state = leaves(optimizer.state.get(p, {})).values()
+    return any(isinstance(value, Tensor) and value.dim() and value.shape == p.shape for value in state)
 
 
 def _is_step(optimizer: Optimizer) -> bool:

@@ -1,6 +1,5 @@
 """Put a mask into a module, in place: its class stays for whoever asks, and its forward leaves out what is absent."""
 
-import copy
 import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -16,24 +15,20 @@ from mrreg.masks.forward import run
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.layers import STRUCTURES, WHERE, Structure, find_targets
 from mrreg.masks.mask import LAYER_NAME, NAME, Mask, find_mask, masks_of
-from mrreg.module_utils import check_materialized, check_torch_layers
+from mrreg.module_utils import check_materialized
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def install(
-    model: Model,
-    groups: Iterable[UnitGroup],
-    overrides: Iterable[AttributeOverride] = (),
-    *,
-    k: int = 5,
-    boost: float | None = None,
-    rescale: bool = True,
-    flops: tuple[int, int] | None = None,
+    model: Model, groups: Iterable[UnitGroup], overrides: Iterable[AttributeOverride] = (), **options: Any
 ) -> Model:
-    """Make a model thin, in place, and return it; its class becomes a subclass of the same name."""
+    """Make a model thin, in place, and return it; its class becomes a subclass of the same name.
+
+    `options` are those of the mask: k, boost, rescale and flops.
+    """
     check_thinnable(model)
-    mask = Mask("thin", groups, (), overrides, k=k, boost=boost, rescale=rescale, flops=flops)
+    mask = Mask("thin", groups, (), overrides, **options)
     put_mask(model, mask, NAME)
     if mask.block_group is not None:
         put_in(model, mask.block_group.blocks, mask)
@@ -119,7 +114,8 @@ class MultirateMask(nn.Module, metaclass=_Masked):
         boost: float | None = None,
     ) -> Any:
         """Put a mask into the module and return it."""
-        put_mask(module, layer_mask(module, p, k, parameters, structure, rescale, boost), LAYER_NAME)
+        mask = layer_mask(module, parameters, structure, rescale, p=p, k=k, boost=boost)
+        put_mask(module, mask, LAYER_NAME)
         return module
 
     @staticmethod
@@ -131,15 +127,7 @@ class MultirateMask(nn.Module, metaclass=_Masked):
         return mask
 
 
-def layer_mask(
-    module: nn.Module,
-    p: float,
-    k: int,
-    parameters: Iterable[str | Tensor] | None,
-    structure: Structure,
-    rescale: bool | None,
-    boost: float | None,
-) -> Mask:
+def layer_mask(module: nn.Module, parameters: Any, structure: Structure, rescale: bool | None, **options: Any) -> Mask:
     """Return the mask that a module would get, or raise."""
     check_module(WHERE, "module", module)
     for name, inner in module.named_modules():
@@ -149,7 +137,7 @@ def layer_mask(
     check_structure(structure)
     targets = find_targets(module, parameters, structure)
     rescale = structure != "weight" if rescale is None else rescale
-    return Mask(WHERE, (), targets, p=p, k=k, boost=boost, rescale=rescale, structure=structure)
+    return Mask(WHERE, (), targets, structure=structure, rescale=rescale, **options)
 
 
 def check_structure(structure: object) -> None:
@@ -169,12 +157,13 @@ def check_thinnable(model: nn.Module) -> None:
 def check_module(where: str, what: str, module: Any) -> None:
     """Refuse an object that is no module, has no shape yet, or whose class does not say what it computes."""
     check_type(where, what, module, nn.Module, "an nn.Module")
-    check_torch_layers(where, what, module)
     check_materialized(where, what, module)
     for name, inner in module.named_modules():
-        remedy = "They read their parameters where nothing can stand in: mask the module that was scripted."
-        scripted = isinstance(inner, torch.jit.ScriptModule)
-        check(not scripted, where, what, "without scripted modules", name or type(inner).__name__, remedy)
+        remedy = "It reads its parameters where nothing can stand in."
+        shown, scripted = name or type(inner).__name__, isinstance(inner, torch.jit.ScriptModule)
+        check(not scripted, where, what, "without scripted modules", shown, remedy)
+        keras = any(kind.__module__.partition(".")[0] == "keras" for kind in type(inner).__mro__)
+        check(not keras, where, what, "made of torch's own layers", f"{shown} of Keras", remedy, TypeError)
     remedy, plain = "Mask the module inside, and use DistributedDataParallel.", not isinstance(module, nn.DataParallel)
     check(plain, where, what, "a module without nn.DataParallel", "one in it", remedy)
     rule, remedy = "a module whose class defines its forward", "Mask it before anything replaces its forward."
@@ -219,20 +208,11 @@ def masked_class(plain: Any, name: str) -> Any:
     def reduce(self: nn.Module, protocol: Any) -> Any:
         make, args, *rest = plain.__reduce_ex__(self, max(protocol, 2))
         args = tuple(plain if each is type(self) else each for each in args)
-        return (
-            (make, args, *rest) if name not in vars(self) else (rebuild, (vars(self)[name], name, make, *args), *rest)
-        )
+        if name in vars(self):
+            make, args = rebuild, (vars(self)[name], name, make, *args)
+        return make, args, *rest
 
-    def deep_copy(self: nn.Module, memo: dict[int, Any]) -> Any:
-        twin = plain.__deepcopy__(self, memo)
-        if name in vars(self) and name not in vars(twin):
-            put_mask(twin, copy.deepcopy(vars(self)[name], memo), name)
-        return twin
-
-    own = {"forward": forward, "extra_repr": extra_repr, "__reduce_ex__": reduce}
-    own |= {"_plain": plain, "_mask_name": name} | (
-        {"__deepcopy__": deep_copy} if hasattr(plain, "__deepcopy__") else {}
-    )
+    own = {"forward": forward, "extra_repr": extra_repr, "__reduce_ex__": reduce, "_plain": plain, "_mask_name": name}
     named = {each: getattr(plain, each) for each in ("__module__", "__qualname__", "__doc__")}
     return type(plain)(plain.__name__, (plain,), own | named)
 

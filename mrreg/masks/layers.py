@@ -1,6 +1,6 @@
 """Choose the parameters of a module that a mask covers, and which of their dimensions count the units of a layer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
@@ -11,8 +11,6 @@ from torch.nn.utils import spectral_norm, weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from mrreg.errors import check, invalid_argument, unknown_name
-from mrreg.isolation import left_as_it_was
-from mrreg.module_utils import rebuild_attributes
 
 WHERE = "MultirateMask"
 Structure = Literal["weight", "input", "output"]
@@ -95,11 +93,11 @@ def _target(module: nn.Module, name: str, structure: Structure) -> MaskTarget:
     remedy = "Complex parameters cannot be masked: name the others in `parameters`." if value.is_complex() else ""
     rule = "a real floating-point parameter"
     check(value.is_floating_point(), WHERE, name, rule, value.dtype, remedy, TypeError)
-    keeps_rows = _keeps_rows(layer, leaf, name, value)
+    computed = _is_computed_from(layer, leaf)
     if structure == "weight":
-        return MaskTarget(name, name, keeps_rows=keeps_rows)
+        return MaskTarget(name, name, keeps_rows=computed)
     dims = _dimensions(layer, leaf, value)
-    if structure not in dims:
+    if structure not in dims or (computed and structure == "output"):
         remedy = 'Use structure="weight", or leave it out with `parameters`.'
         rule = f"a parameter with one {structure} dimension when structure={structure!r}"
         raise invalid_argument(ValueError, WHERE, name, rule, f"{type(layer).__name__}.{leaf}", remedy)
@@ -109,7 +107,7 @@ def _target(module: nn.Module, name: str, structure: Structure) -> MaskTarget:
     group = f"{owner}:{units}" if structure == "output" else name
     if leaf.startswith("weight_ih"):
         group = name.removesuffix("_reverse")
-    return MaskTarget(name, group, dim, units, keeps_rows)
+    return MaskTarget(name, group, dim, units, computed)
 
 
 def _dimensions(layer: nn.Module, leaf: str, value: Tensor) -> tuple[str, ...]:
@@ -129,42 +127,7 @@ def _makes_a_weight(owner: nn.Module, leaf: str) -> bool:
     return not (leaf.endswith("_g") and f"{leaf[:-1]}v" in owner._parameters)
 
 
-def _keeps_rows(owner: nn.Module, leaf: str, name: str, value: Tensor) -> bool:
-    """Tell if the weight that is computed from a parameter needs an entry of each row, as one that is normalized does.
-
-    It is computed, as the module does it, with everything at zero, and with all but the first entry of each row.
-    """
-    compute = _computed(owner, leaf)
-    if compute is None or value.is_meta:
-        return False
-    before, finite = value.data, []
-    first: Any = (slice(None), *[0] * (value.dim() - 1)) if value.dim() > 1 else (0,)
-    try:
-        with left_as_it_was(owner), torch.no_grad():
-            owner.eval()  # else a spectral norm iterates
-            for kept in (0, before[first]):
-                value.data = torch.zeros_like(before)
-                value.data[first] = kept
-                finite.append(bool(compute().isfinite().all()))
-    finally:
-        value.data = before
-        rebuild_attributes([owner])
-    rule, got = "finite where one entry of each row is left", "a parametrization that is not"
-    check(finite[1], WHERE, f"the weight of {name}", rule, got, "Mask other parameters.")
-    return not finite[0]
-
-
-def _computed(owner: Any, leaf: str) -> Callable[[], Tensor] | None:
-    """Return what computes a weight from a parameter: a parametrization, or a hook of torch's; None if nothing does."""
-    if isinstance(owner, ParametrizationList):
-        return owner
+def _is_computed_from(owner: Any, leaf: str) -> bool:
+    """Tell if a parametrization, or a hook of torch's, computes a weight from a parameter, perhaps over its norm."""
     hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__ in HOOK_MODULES]
-    name = next((hook.name for hook in hooks if leaf.startswith(f"{hook.name}_")), None)
-    if name is None:
-        return None
-
-    def compute() -> Any:
-        rebuild_attributes([owner])
-        return getattr(owner, name)
-
-    return compute
+    return isinstance(owner, ParametrizationList) or any(leaf.startswith(f"{hook.name}_") for hook in hooks)

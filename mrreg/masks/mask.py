@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import local
-from mrreg.errors import check_int, check_number, check_share, check_type, invalid_state, warn
+from mrreg.errors import check_int, check_number, check_share, check_type, invalid_state, quoted, warn
 from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.layers import MaskTarget
 from mrreg.masks.sampling import draw_kept
@@ -48,6 +48,9 @@ class Mask:
     """
 
     drawn: Any  # what the subsets were drawn from
+    first: int  # index of the first draw among those of the model
+    forward_ran: bool  # a masked one
+    told: bool  # that nothing drives it
     off: frozenset[int]  # numbers of the blocks that are off in this cycle
     p = _option("p", _check_p)
     k = _option("k", check_int)
@@ -60,9 +63,9 @@ class Mask:
         targets: Iterable[MaskTarget] = (),
         overrides: Iterable[AttributeOverride] = (),
         *,
-        k: int,
-        boost: float | None,
-        rescale: bool,
+        k: int = 5,
+        boost: float | None = None,
+        rescale: bool = True,
         p: float = 0.0,
         structure: str = "units",
         flops: tuple[int, int] | None = None,
@@ -71,7 +74,7 @@ class Mask:
         self.groups, self.targets, self.overrides = tuple(groups), tuple(targets), tuple(overrides)
         self.p = max(1 - group.kept / group.units for group in self.groups) if self.groups else p
         self.k, self.boost, self.rescale = k, boost, rescale
-        self.tensors = tensors_of(self.groups, rescale, where) | {t.name: ZeroedTensor(t) for t in self.targets}
+        self.tensors = tensors_of(self.groups, rescale) | {t.name: ZeroedTensor(t) for t in self.targets}
         self.block_group = next((group for group in self.groups if group.blocks), None)
         self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
         self._module: Callable[[], nn.Module | None] = lambda: None  # until a module has it
@@ -83,10 +86,7 @@ class Mask:
     @property
     def boost(self) -> float:
         """Factor of the slow step: what was given, or the largest that `attach` has chosen; before that, k."""
-        given: float | None = vars(self)["boost"]
-        if given is not None:
-            return given
-        return self.k if self.plain is None or self.plain else 1.0
+        return self.boost_of(None)[0]
 
     @boost.setter
     def boost(self, boost: float | None) -> None:
@@ -94,11 +94,11 @@ class Mask:
             boost = check_number(self.where, "boost", boost, "finite, at least 0", lambda b: 0 <= b < torch.inf)
         vars(self)["boost"] = boost
 
-    def boost_of(self, parameter: Tensor) -> tuple[float, str]:
-        """Return the factor of a parameter's slow step, and why it is that."""
-        if vars(self)["boost"] is not None:
-            return self.boost, "as given"
-        if self.plain is None or id(parameter) in self.plain:
+    def boost_of(self, parameter: Tensor | None) -> tuple[float, str]:
+        """Return the factor of a parameter's slow step, or the largest, and why it is that."""
+        if (given := vars(self)["boost"]) is not None:
+            return given, "as given"
+        if self.plain is None or id(parameter) in self.plain or (parameter is None and self.plain):
             return self.k, "k, for updates are multiples of the gradient (SGD without momentum)"
         return 1.0, "for updates are no multiples of the gradient, as with momentum"
 
@@ -117,8 +117,8 @@ class Mask:
     def places(self, module: nn.Module) -> list[Place]:
         """The modules that have masked tensors, each with its table of them and their names in it; tied ones too."""
         if self._places is None or self._places[0]() is not module:
-            if misfits := list(filter(None, (tensor.misfit(module) for tensor in self.tensors.values()))):
-                problem = f"the module was changed since it got its mask, and no longer fits: {', '.join(misfits[:3])}"
+            if lost := [name for name, tensor in self.tensors.items() if not tensor.fits(module)]:
+                problem = f"the module was changed since it got its mask: {quoted(lost)} is gone, or has another shape"
                 remedy = "Change layers first: call mrreg.unwrap(model), then mask and attach again."
                 raise invalid_state(self.where, problem, remedy)
             masked = {id(tensor.of(module)): tensor for tensor in self.tensors.values() if tensor.cuts}
@@ -157,89 +157,62 @@ class Mask:
             if isinstance(found, nn.Parameter):
                 yield name, found
 
-    def _draw(self, seed: int, first: int, cycle: int) -> None:
+    def _draw(self, seed: int, cycle: int) -> None:
         """Draw what is present in a cycle."""
         module, cpu = self.root(), torch.device("cpu")
         self.check_fit(module)
         subsets: dict[str, Any] = {
             group.name: draw_kept((seed, index, cycle), group.kept, group.units, cpu)
-            for index, group in enumerate(self.groups, first)
+            for index, group in enumerate(self.groups, self.first)
         }
         if blocks := self.block_group:
             self.off = frozenset(range(blocks.units)).difference(subsets[blocks.name].tolist())
         scale = 1 / (1 - self.p) if self.rescale and self.p < 1 else 1.0
-        for index, target in enumerate(self.targets, first):
+        for index, target in enumerate(self.targets, self.first):
             subsets.setdefault(target.group, ((seed, index, cycle), self.p, scale))
         for tensor in self.tensors.values():
             tensor.draw(subsets, tensor.of(module))
 
-    def set_phase(self, clock: int, seed: int, first: int, joint: bool = True) -> None:
-        """Enter the phase after `clock` steps; `first` is the index of the first draw."""
+    def set_phase(self, clock: int, seed: int, joint: bool = True) -> None:
+        """Enter the phase after `clock` steps."""
         cycle, phase = divmod(clock, self.k)
-        key = (seed, first, cycle, self.p) if self.p > 0 and (self.k > 1 or self.boost != 1 or not joint) else None
+        key = (seed, self.first, cycle, self.p) if self.p > 0 and (self.k > 1 or self.boost != 1 or not joint) else None
         if self.drawn != key:  # also for a joint step whose boost may be set yet
             self.off = frozenset()
             if key is not None:
                 with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
-                    self._draw(seed, first, cycle)
+                    self._draw(seed, cycle)
             self.drawn = key
         self.masking = self.p > 0 and (phase < self.k - 1 or not joint)
         self.attached, self.step = True, object()
-        self.forget_versions()
-
-    def forget_versions(self) -> None:
-        """Note that parameters were written to legitimately."""
-        self._version: tuple[int, int] | None = None
-        self._moves = 0
 
     def warn_if_undriven(self, module: nn.Module) -> None:
         """Warn once that nothing drives this mask; what does not train needs none."""
-        if not self.attached and self.p > 0 and torch.is_grad_enabled():
+        if not (self.attached or self.told) and self.p > 0 and torch.is_grad_enabled():
             self.belongs_to(module)
             if any(p.requires_grad for _, p in self.masked_parameters()):
-                problem = "no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)"
-                self.warn_once(f"{self.where}: {problem}.")
-
-    def warn_if_moved(self) -> None:
-        """Warn once that weights moved after a backward pass, but in no step that the attached optimizer counted."""
-        cut = ((name, p) for name, p in self.masked_parameters() if self.tensors[name].cuts)
-        found = next(((name, p) for name, p in cut if p.requires_grad), None)
-        if found is None or not torch.is_grad_enabled():
-            return
-        memory, before = self.tensors[found[0]].gradients, self._version
-        self._version = now = id(found[1]), found[1]._version
-        self._moves += memory.used and before is not None and before[0] == now[0] and before != now
-        memory.used = False
-        if self._moves > self.tolerated:
-            problem = "masked weights moved between two forwards, but no step of the attached optimizer was seen"
-            remedy = "Attach the optimizer whose step() moves them; until then the masks stand still"
-            self.warn_once(f"attach: {problem}. {remedy}.")
+                self.told = True
+                problem = "no optimizer drives this mask, so it is dense"
+                warn(f"{self.where}: {problem}. Call mrreg.attach(optimizer, model).")
 
     def warn_if_unused(self) -> None:
         """Warn once that a masked step ended whose gradients come from whole forwards."""
         if not self.masking or self.forward_ran:
             return
         if any(p.grad is not None and local(p.grad).any() for _, p in self.masked_parameters()):
+            self.forward_ran = True  # once
             kind = type(self.root()).__name__
             problem = f"the mask of a {kind} has no effect: what is absent got a gradient, yet its forward has not run"
             remedy = "Call the masked module itself in training mode, or mask the module that your loop calls"
-            self.warn_once(f"attach: {problem}. {remedy}.")
-
-    def warn_once(self, message: str) -> None:
-        """Warn, unless this was said since the mask was attached, or taken from its optimizer."""
-        if message not in self._told:
-            self._told.add(message)
-            warn(message)
+            warn(f"attach: {problem}. {remedy}.")
 
     def _rest(self) -> None:
         self.masking = self.attached = self.forward_ran = False
         self.step = object()  # which every optimizer step replaces
-        self.tolerated = 0  # moves between two steps that are no fault: a wrapper may climb once before it steps
-        self._told = set[str]()
-        self.forget_versions()
+        self.told = False
         self.drawn, self.off = None, frozenset()
-        self.handle: Any = None  # that drives it
-        self.timer: Any = None  # of the optimizer's steps
+        self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
+        self.path, self.first = "", 0
         self.plain: frozenset[int] | None = None  # ids of parameters whose update is a multiple of their gradient
 
     def detach(self) -> None:

@@ -1,10 +1,10 @@
-"""Find out, by trials on small tensors, what an optimizer does with single entries; and look inside wrappers."""
+"""Find out, by trials on small tensors, what an optimizer does with single entries; look inside wrappers and state."""
 
 import copy
 import inspect
 import warnings
-from collections import UserDict, defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from numbers import Number
 from typing import Any
@@ -14,17 +14,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.distributed.checks import check_engine
+from mrreg.distributed.sharding import local
 from mrreg.errors import check, check_type, invalid_argument
-from mrreg.masks.nested import leaves
 
 WHERE = "attach"
 SIDE = 128  # of the trial's matrix: some optimizers treat smaller ones, or fewer than 4096 entries, element by element
 STEPS = 20
 LR = 0.01
-DEPENDENT = "In a trial on a small tensor, what moves an entry changed with the gradients of others."
-Begun = dict[tuple[Any, ...], float | None]
 DEPTH = 4  # of the attributes in which an optimizer keeps others
 NOT_PARTS = "param_groups", "state", "defaults"
+Path = tuple[Any, ...]  # keys and positions that lead to something in nested dicts and lists
 
 
 def inner_optimizer(optimizer: Any) -> Optimizer:
@@ -57,23 +56,42 @@ def examine(optimizer: Optimizer, masked: Container[int]) -> frozenset[int]:
     Return the ids of those that move by a multiple of their gradient and have no state, as in SGD without momentum.
     """
     plain: set[int] = set()
-    for each in _parts(optimizer):
-        for group in each.param_groups:
-            affected = [p for p in group["params"] if id(p) in masked]
-            like = max(affected, key=Tensor.dim, default=None)
-            if like is None:
-                continue
-            with _unnoticed(like):
-                reason, is_plain = _trial(each, group, like)
+    for part, group in _groups(optimizer):
+        if affected := [p for p in group["params"] if id(p) in masked]:
+            reason, is_plain = _trial(part, group, max(affected, key=Tensor.dim))
             if reason:
                 rule = "an optimizer whose update is element-wise"
-                raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(each).__name__, reason)
+                raise invalid_argument(TypeError, WHERE, "optimizer", rule, type(part).__name__, reason)
             plain.update(map(id, affected if is_plain else ()))
     return frozenset(plain)
 
 
-def _parts(optimizer: Optimizer) -> list[Optimizer]:
-    return list(_made_of(optimizer, DEPTH, {id(optimizer)})) or [optimizer]
+def begun(optimizer: Optimizer, parameter: Tensor) -> dict[Path, Any]:
+    """Return the state that an optimizer begins a parameter with: a copy of the parameter, or the same number in all.
+
+    A trial tells it, a step without gradient or decay. What is neither is made from the gradient, and begins with zero.
+    """
+    found: dict[Path, Any] = {}
+    for part, group in _groups(optimizer):
+        if any(p is parameter for p in group["params"]):
+            with _unnoticed(parameter), suppress(Exception):
+                twin = _Twin(part, group, parameter.detach(), weight_decay=0.0)
+                twin.step(torch.zeros_like(twin.parameter))
+                found = leaves(twin.optimizer.state[twin.parameter])
+    for value in found.values():
+        if isinstance(value, Tensor) and value.shape == parameter.shape:
+            here, weights = local(value), local(parameter)
+            if torch.allclose(here, weights.to(here.dtype), rtol=0.01):
+                here.copy_(weights)
+            elif here.numel() and (here != here.flatten()[0]).any():
+                here.zero_()
+    return found
+
+
+def _groups(optimizer: Optimizer) -> list[tuple[Optimizer, dict[str, Any]]]:
+    """Return the groups of an optimizer, or of those that it is made of, each with the optimizer that steps it."""
+    parts = list(_made_of(optimizer, DEPTH, {id(optimizer)})) or [optimizer]
+    return [(part, group) for part in parts for group in part.param_groups]
 
 
 def _made_of(value: Any, depth: int, seen: set[int]) -> Iterator[Optimizer]:
@@ -103,176 +121,123 @@ def _unnoticed(like: Tensor) -> Iterator[None]:
 
 def _trial(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> tuple[str, bool]:
     """Return why single entries of a group's parameters cannot be held, if so, and if they move by their gradient."""
-    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if required:
-        return f"Its step needs {required[0]!r}: it may step several times per call.", False
     shape = (SIDE, SIDE) if like.dim() > 1 else (SIDE * SIDE,)
     random = torch.Generator("cpu").manual_seed(0)
     start, away, *noise = torch.randn(2 + STEPS, *shape, generator=random, device="cpu").to(like.device, like.dtype)
     away -= start * (away * start).sum() / start.square().sum()  # some project what is orthogonal to the weights
     noise[0].zero_()
     other = torch.rand(shape, generator=random, device="cpu").to(like.device) < 0.5
-    one, two = (_twin(optimizer, group, start, LR) for _ in range(2))
-    if one is None or two is None:
-        return "", False
     is_plain = False
-    try:
-        for t, each in enumerate(noise):  # ever away from the start: who finds one step size for all finds a larger one
-            gradient = away + each / 4
-            one.step(gradient)
-            two.step(torch.where(other, gradient * (0.5 if t % 2 else -3.0), gradient))
-            if t == 0:
-                is_plain = _follows(one, two, gradient * other)
-            if t in (0, 2, STEPS - 1) and (reason := _cannot_hold(one) or _differ(one, two, ~other)):
-                return reason, False
-    except Exception as error:
-        return f"A trial step on a small tensor failed ({type(error).__name__}: {error}).", False
+    with _unnoticed(like):
+        try:
+            one, two = (_Twin(optimizer, group, start, lr=LR) for _ in range(2))  # its own may be 0 in a warm-up
+            for t, each in enumerate(noise):  # ever away from the start: one step size for all would be found larger
+                gradient = away + each / 4
+                one.step(gradient)
+                two.step(torch.where(other, gradient * (0.5 if t % 2 else -3.0), gradient))
+                if t == 0:
+                    is_plain = _follows(one, two, gradient * other)
+                if t in (0, 2, STEPS - 1) and (reason := _fault(one, two, ~other)):
+                    return reason, False
+        except Exception as error:
+            return f"A trial step on a small tensor failed ({type(error).__name__}: {error}).", False
     return "", is_plain
 
 
 def _follows(one: "_Twin", two: "_Twin", gradient: Tensor) -> bool:
     """Tell if two optimizers without state have moved apart along the gradient by which theirs differed."""
-    if any(path[0] == "state" and isinstance(value, Tensor) and value.dim() for path, value in one.contents()):
+    if any(path[0] == "state" and isinstance(value, Tensor) and value.dim() for path, value in one.contents().items()):
         return False
     apart = (one.parameter.detach() - two.parameter.detach()).flatten().double()
     cosine = torch.cosine_similarity(apart, gradient.flatten().double(), 0).abs()
     return float(1 - cosine) < max(torch.finfo(gradient.dtype).eps, 1e-7)  # to rounding
 
 
-def _cannot_hold(twin: "_Twin") -> str:
-    """Say which tensors no masked step can hold: those of another shape than the parameter, or outside of its state."""
-    for (place, *path), value in twin.contents():
-        name = path[0] if place == "state" else next(reversed(path), "")
-        if isinstance(value, Tensor) and value.numel() > 1 and place != "parameter":
-            if place != "state":
-                return f"It keeps tensors outside of its state, in {name!r}."
-            if value.shape != twin.parameter.shape:
-                return f"Its state {name!r} has a tensor of another shape than the parameter."
-        elif place == "state" and not isinstance(value, Tensor | Number | str | torch.dtype | None):
-            return f"Its state {name!r} has a {type(value).__name__}, in which entries cannot be held."
-    return ""
-
-
-def _differ(one: "_Twin", two: "_Twin", there: Tensor) -> str:
-    """Say that more than what belongs to other entries has changed with the gradients of those."""
-    known = dict(two.contents())
-    for path, first in one.contents():
-        second = known.get(path)
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
-            whole = first.shape == second.shape == there.shape
-            same = torch.equal(first[there], second[there]) if whole else torch.equal(first, second)
-        else:
-            same = not isinstance(first, Number) or first == second
+def _fault(one: "_Twin", two: "_Twin", there: Tensor) -> str:
+    """Say what an optimizer keeps that no masked step can hold, or what other entries' gradients have changed."""
+    known = two.contents()
+    for path, value in one.contents().items():
+        name, second, same = ".".join(map(str, path[1:])), known.get(path), True
+        if isinstance(value, Tensor):
+            whole = value.numel() > 1
+            if whole and (path[0] == "own" or value.shape != there.shape):
+                return f"It keeps {name!r}, which is no state with one entry for each entry of the parameter."
+            pair = (value, second) if isinstance(second, Tensor) else (value, value)
+            same = torch.equal(*(each[there] if whole else each for each in pair))
+        elif isinstance(value, Number):
+            same = not isinstance(second, Number) or value == second
+        elif path[0] == "state" and not isinstance(value, str | torch.dtype | None):
+            return f"It keeps {name!r}, a {type(value).__name__}, in which entries cannot be held."
         if not same:
-            return DEPENDENT
+            return "In a trial on a small tensor, what moves an entry changed with the gradients of others."
     return ""
 
 
 class _Twin:
-    """An optimizer of the class and options of another, over one small parameter."""
+    """An optimizer of the class and options of another, over one parameter of its own."""
 
-    def __init__(self, optimizer: Any, parameter: nn.Parameter) -> None:
-        self.optimizer, self.parameter, self._steps = optimizer, parameter, 0
-        if callable(getattr(optimizer, "train", None)):
-            optimizer.train()
+    def __init__(self, optimizer: Optimizer, group: dict[str, Any], start: Tensor, **other: float) -> None:
+        kind: Any = type(optimizer)
+        self.parameter, self._steps = nn.Parameter(start.clone()), 0
+        options = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
+        for name in other.keys() & options.keys():
+            old, new = options[name], other[name]
+            options[name] = torch.full_like(old, new) if isinstance(old, Tensor) else new
+        known = inspect.signature(kind.__init__).parameters
+        arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
+        groups = [{**options, "params": [self.parameter]}]
+        try:
+            self.optimizer: Any = kind(groups, **arguments)
+        except Exception:  # its constructor may want something that its groups do not say
+            own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
+            self.optimizer = kind.__new__(kind)
+            vars(self.optimizer).update(copy.deepcopy(own), state=defaultdict(dict), param_groups=groups)
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
 
     def step(self, gradient: Tensor) -> None:
         """Step with a gradient, and the random numbers that any twin has in this step."""
         self.parameter.grad = gradient.clone()
-        torch.manual_seed(self._steps)
+        torch.default_generator.manual_seed(self._steps)  # torch.manual_seed formats the stack several times
+        if self.parameter.is_cuda:
+            torch.cuda.manual_seed(self._steps)
         self._steps += 1
         step: Any = type(self.optimizer).step
         # hooks of all optimizers must not see a trial
         (step.__wrapped__ if getattr(step, "hooked", False) else step)(self.optimizer)
 
-    def contents(self) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """Yield all that a step may change, by place and path."""
-        yield ("parameter",), self.parameter.detach()
-        yield from leaves(self.optimizer.state.get(self.parameter, {}), ("state",))
+    def contents(self) -> dict[Path, Any]:
+        """Return all that a step may change, by place and path."""
         own = dict(vars(self.optimizer), group=self.optimizer.param_groups[0])
         own["state"] = [value for p, value in self.optimizer.state.items() if p is not self.parameter]
-        for path, value in leaves(own, ("own",)):
-            if not {"params", "param_groups", "defaults"}.intersection(path) and value is not self.parameter:
-                yield path, value
+        state = leaves(self.optimizer.state.get(self.parameter, {}), ("state",))
+        kept = {name: value for name, value in own.items() if name not in ("param_groups", "defaults")}
+        return (
+            {("parameter",): self.parameter.detach()}
+            | state
+            | {
+                path: value
+                for path, value in leaves(kept, ("own",)).items()
+                if "params" not in path and value is not self.parameter
+            }
+        )
 
 
-def _twin(optimizer: Optimizer, group: dict[str, Any], start: Tensor, lr: float | None = None) -> _Twin | None:
-    """Build another optimizer of the same class and options; None if it cannot be built."""
-    kind: Any = type(optimizer)
-    parameter = nn.Parameter(start.clone())
-    options = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
-    if "lr" in options and lr is not None:  # it may be 0 in a warm-up
-        options["lr"] = torch.full_like(options["lr"], lr) if isinstance(options["lr"], Tensor) else lr
-    known = inspect.signature(kind.__init__).parameters
-    arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
-    groups = [{**options, "params": [parameter]}]
-    with suppress(Exception):  # its constructor may want something that its groups do not say
-        return _Twin(kind(groups, **arguments), parameter)
-    with suppress(Exception):
-        own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
-        twin = kind.__new__(kind)
-        vars(twin).update(copy.deepcopy(own), state=defaultdict(dict), param_groups=groups)
-        return _Twin(twin, parameter)
-    return None
-
-
-class BeginState:
-    """Finds out by a trial what an optimizer begins the state of a parameter with.
-
-    State may be made from the first gradient, as a momentum is; the trial has none, so that it is zero. Nor can decay
-    of weights add to it in the place where the trial's parameter is zero.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._known: dict[tuple[Any, ...], Begun] = {}  # for one step, after which options may be others
-
-    def __call__(self, parameter: Tensor) -> Begun:
-        """Return by path in the state one number, which all entries begin with, or None for a copy of the parameter."""
-        for each in _parts(self._optimizer):
-            for group in each.param_groups:
-                if any(p is parameter for p in group["params"]):
-                    key = id(group), parameter.dim(), parameter.dtype, parameter.device
-                    if key not in self._known:
-                        self._known[key] = _begun(each, group, parameter)
-                    return self._known[key]
-        return {}
-
-
-def _begun(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> Begun:
-    found: Begun = {}
-    start = torch.tensor([0.0, 1.375, -2.25], device=like.device, dtype=like.dtype)
-    with _unnoticed(like), suppress(Exception):
-        twin = _twin(optimizer, group, start.view([1] * (like.dim() - 1) + [3]))
-        if twin is not None:
-            twin.optimizer.state = _States(found, twin.parameter)
-            for _ in range(STEPS):
-                twin.step(torch.zeros_like(twin.parameter))
+def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:
+    """Return what lies in nested mappings and sequences, by its path."""
+    found: dict[Path, Any] = {}
+    replaced(value, found.setdefault, path)
     return found
 
 
-class _States(UserDict[Any, Any]):
-    """An optimizer's state, or that of one parameter, that notes what its tensors are when they are put into it."""
-
-    def __init__(self, found: Begun, parameter: Tensor) -> None:
-        super().__init__()
-        self._found, self._parameter = found, parameter
-
-    def __missing__(self, name: Any) -> Any:
-        if not isinstance(name, Tensor):
-            raise KeyError(name)
-        self[name] = {}
-        return self.data[name]
-
-    def __setitem__(self, name: Any, value: Any) -> None:
-        if isinstance(name, Tensor):  # the state of a parameter
-            self.data[name] = _States(self._found, self._parameter)
-            self.data[name].update(value)
-            return
-        for path, tensor in leaves(value, (name,)):
-            if isinstance(tensor, Tensor) and tensor.shape == self._parameter.shape:
-                first, *others = tensor.flatten().tolist()
-                is_copy = others == self._parameter.flatten().tolist()[1:]
-                self._found.setdefault(path, None if is_copy else first)
-        self.data[name] = value
+def replaced(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Return nested mappings and sequences with other things in them."""
+    if isinstance(value, tuple):
+        parts = replaced([*value], change, path)
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if not isinstance(value, MutableMapping | list | deque):
+        return change(path, value)
+    made: Any = copy.copy(value)
+    for name, each in value.items() if isinstance(value, MutableMapping) else enumerate(value):
+        made[name] = replaced(each, change, (*path, name))
+    return made

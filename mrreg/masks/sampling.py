@@ -4,12 +4,10 @@ It is computed by a counter-based hash in torch's integer operations, so that ev
 same entries without communication, and no random generator is read or moved.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from mrreg.distributed.sharding import cut, is_sharded, window
+from mrreg.distributed.sharding import cut
 from mrreg.hashing import splitmix64
 from mrreg.masks.entries import bits_dtype
 
@@ -25,10 +23,10 @@ def _signed(word: int) -> int:
     return ((word & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
-def hashes(count: int, key: Key, device: torch.device, start: int = 0, block: int = 0) -> Tensor:
-    """Return hash values in [-HALF, HALF) of the counters start, start + 1, … of one block, as int32 (count,)."""
+def hashes(count: int, key: Key, device: torch.device, block: int = 0) -> Tensor:
+    """Return hash values in [-HALF, HALF) of the counters 0, 1, … of one block, as int32 (count,)."""
     mixed = splitmix64(*key, block)
-    values = torch.arange(start, start + count, dtype=torch.int32, device=device).mul_(STEP).add_(_signed(mixed))
+    values = torch.arange(count, dtype=torch.int32, device=device).mul_(STEP).add_(_signed(mixed))
     # torch has only arithmetic shifts, which copy the sign: the first one clears the highest bit, and the
     # multiplications mix the other 31 into all.
     values ^= values >> 15
@@ -37,18 +35,14 @@ def hashes(count: int, key: Key, device: torch.device, start: int = 0, block: in
     return values.mul_(0x735A2D97).bitwise_right_shift_(1)
 
 
-def fill_bits(values: Tensor, key: Key, p: float, start: int = 0) -> Tensor:
+def fill_bits(values: Tensor, key: Key, p: float) -> Tensor:
     """Fill a vector of integers with the bits of entries drawn one by one: 0 (slow) with probability p, else -1.
 
-    p is resolved to 2^-31; `start` is the flat index of the first entry, for a shard of a parameter.
+    p is resolved to 2^-31.
     """
     last_fast = round((1 - p) * 2 * HALF) - HALF - 1
-    done = 0
-    while done < len(values):
-        block, low = divmod(start + done, BLOCK)
-        piece = values[done : done + BLOCK - low]
-        torch.le(hashes(len(piece), key, values.device, low, block), last_fast, out=piece).neg_()
-        done += len(piece)
+    for block, piece in enumerate(torch.split(values, BLOCK)):
+        torch.le(hashes(len(piece), key, values.device, block), last_fast, out=piece).neg_()
     return values
 
 
@@ -65,10 +59,6 @@ def draw_units(key: Key, p: float, units: int, device: torch.device) -> Tensor:
 
 
 def draw_bits(value: Tensor, key: Key, p: float) -> Tensor:
-    """Return the bits of a tensor's local entries, drawn one by one, in the shape that this rank holds."""
-    dtype, device = bits_dtype(value), value.device
-    shape, start = window(value) if is_sharded(value) else (value.shape, (0,) * value.dim())
-    if shape[1:] != value.shape[1:]:  # local entries are no interval of flat indices: draw all and cut
-        return cut(fill_bits(torch.empty(value.numel(), dtype=dtype, device=device), key, p).view(value.shape), value)
-    first = start[0] * math.prod(shape[1:]) if start else 0
-    return fill_bits(torch.empty(math.prod(shape), dtype=dtype, device=device), key, p, first).view(shape)
+    """Return the bits of a tensor's entries, drawn one by one, in the shape that this rank holds."""
+    bits = torch.empty(value.numel(), dtype=bits_dtype(value), device=value.device)
+    return cut(fill_bits(bits, key, p).view(value.shape), value)

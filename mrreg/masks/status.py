@@ -1,6 +1,6 @@
 """The subsets that masks draw, and where an attachment's masks are in their cycles: in words, and as numbers."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,6 @@ from mrreg.masks.clock import CLOCK
 from mrreg.masks.mask import Mask, masks_of
 from mrreg.masks.sampling import draw_units, fill_bits
 from mrreg.module_utils import join
-
-PREFIX = "mask"
 
 
 @dataclass(frozen=True)
@@ -63,62 +61,45 @@ def subsets_of(name: str, mask: Mask, first: int) -> list[Subset]:
 Position = tuple[dict[str, float], list[str]]  # of masks with one optimizer and k: numbers, and lines to print
 
 
-def positions(step_hooks: Iterable[Any], names: Mapping[int, str]) -> list[Position]:
-    """Return the positions of all masks, by optimizer and by the length of their cycle; `names` has paths by id."""
+def positions(step_hooks: Iterable[Any]) -> list[Position]:
+    """Return the positions of all masks, by optimizer and by the length of their cycle."""
     return [
-        _position(hooks, optimizer, k, names)
+        _position(hooks, optimizer, k)
         for hooks in step_hooks
         if (optimizer := hooks.optimizer()) is not None
-        for k in dict.fromkeys(mask.k for mask, _ in hooks.masks)
+        for k in dict.fromkeys(mask.k for mask in hooks.masks)
     ]
 
 
-def _position(hooks: Any, optimizer: Any, k: int, names: Mapping[int, str]) -> Position:
-    masks = [(mask, first) for mask, first in hooks.masks if mask.k == k]
-    found = [(mask, mask.tensors[name], p.numel()) for mask, _ in masks for name, p in mask.masked_parameters()]
-    entries = sum(count for *_, count in found)
-    present = sum(count * (tensor.share if mask.masking else 1) for mask, tensor, count in found)
-    share = present / entries if entries else 1.0
-    flops = [(mask.flops[not mask.masking], mask.flops[1]) for mask, _ in masks if mask.flops]
-    boosts = dict.fromkeys(m.boost_of(p) for m, _ in masks if hooks.joint for _, p in m.masked_parameters())
-    seconds = hooks.timer.medians() if any(mask.p > 0 for mask, _ in masks) else {}
+def _position(hooks: Any, optimizer: Any, k: int) -> Position:
+    masks: list[Mask] = [mask for mask in hooks.masks if mask.k == k]
+    found = [(mask, mask.tensors[name], p) for mask in masks for name, p in mask.masked_parameters()]
+    entries = sum(p.numel() for *_, p in found)
+    present = sum(tensor.present(p) if mask.masking else p.numel() for mask, tensor, p in found)
+    boosts = dict.fromkeys(mask.boost_of(p) for mask, _, p in found if hooks.joint)
     clock = optimizer.param_groups[0][CLOCK]
     cycle, phase = divmod(clock, k)
     wait = k - 1 - phase
-    numbers = {"step": clock, "cycle": cycle, "phase": phase, "k": k, "present": share} | seconds
+    numbers = {"step": clock, "cycle": cycle, "phase": phase, "k": k, "present": present / entries if entries else 1.0}
+    numbers |= hooks.timer.medians() if any(mask.p > 0 for mask in masks) else {}
     numbers["boost"] = max((boost for boost, _ in boosts), default=1.0)
     if hooks.joint:
         numbers["steps_to_joint"] = wait
-    if flops:
+    if flops := [(mask.flops[not mask.masking], mask.flops[1]) for mask in masks if mask.flops]:
         numbers["flops"] = sum(now for now, _ in flops) / sum(plain for _, plain in flops)
     if not entries:
         return numbers, []
     joint = f"the joint step comes {f'after {wait} more' if wait else 'next'}" if hooks.joint else "no joint step"
     lines = [
         f"  {type(optimizer).__name__}, {clock} steps done: cycle {cycle + 1}, step {phase + 1} of {k}, "
-        f"{share:.0%} of {entries:,} masked entries present, {joint}"
+        f"{numbers['present']:.0%} of {entries:,} masked entries present, {joint}"
     ]
     lines += [f"    boost {boost:g}: {why}" for boost, why in boosts]
-    if len(seconds) == 2:
-        lines.append("    joint steps take {joint_seconds:.3g} s, masked ones {masked_seconds:.3g} s".format(**seconds))
-    elif seconds and not hooks.joint:
-        lines.append("    steps take {masked_seconds:.3g} s".format(**seconds))
-    for each in (subset for mask, first in masks for subset in subsets_of(names[id(mask)], mask, first)):
+    known = [kind for kind in ("joint", "masked") if f"{kind}_seconds" in numbers]
+    if len(known) == 1 + hooks.joint:
+        lines.append("    " + ", ".join(f"{kind} steps take {numbers[f'{kind}_seconds']:.3g} s" for kind in known))
+    for each in (subset for mask in masks for subset in subsets_of(mask.path, mask, mask.first)):
         what = f"units ({each.kind})" if each.kind else "entries"
         name = each.name or "the model itself"
         lines.append(f"    {name}: {each.present:,.0f} of {each.units:,} {what} on masked steps")
     return numbers, lines
-
-
-def describe(found: Iterable[Position]) -> str:
-    """Return the text that `print` shows for an attachment."""
-    lines = [line for _, lines in found for line in lines]
-    return "\n".join(["Attachment (", *lines, ")"]) if lines else "Attachment (drives nothing)"
-
-
-def collect_state(found: list[Position]) -> dict[str, float]:
-    """Return the numbers of all positions; several of them are numbered."""
-    prefixes = [PREFIX] if len(found) == 1 else [f"{PREFIX}{i}" for i in range(len(found))]
-    return {
-        f"{p}/{key}": value for p, (numbers, _) in zip(prefixes, found, strict=True) for key, value in numbers.items()
-    }

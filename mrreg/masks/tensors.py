@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from mrreg.distributed.sharding import cut, is_sharded, local, window
-from mrreg.errors import invalid_argument
 from mrreg.masks.entries import KeptEntries, PresentEntries, ReusableBuffer, bits_dtype, gather
 from mrreg.masks.groups import Slot, UnitGroup
 from mrreg.masks.layers import MaskTarget
@@ -38,6 +37,7 @@ class _Tensor:
     """One parameter or buffer of a mask; `scale` is the factor of present entries in masked forwards."""
 
     off = False  # all of it is absent, with its block
+    reads_all = False  # what forwards read is the tensor itself
     is_buffer = False  # in the module, whatever functional_call puts in its place
     cuts: Any = True  # what takes a part of it away
     entries: _Parts  # that an optimizer sees in this cycle
@@ -48,6 +48,7 @@ class _Tensor:
         self.scale: float | Tensor = 1.0
         self.gradients = ReusableBuffer()
         self.lengths: Mapping[int, int] = {}  # that dimensions have to have
+        self.kept: Mapping[int, Tensor] = {}  # positions that an optimizer sees in this cycle, where dimensions shrink
 
     @property
     def has_absent(self) -> bool:
@@ -63,18 +64,25 @@ class _Tensor:
         parameters, buffers = (own_table(module, kind) for kind in ("_parameters", "_buffers"))
         return (parameters if leaf in parameters else buffers)[leaf]  # type: ignore[no-any-return]
 
-    def misfit(self, model: nn.Module) -> str:
-        """Say how a model no longer has this tensor; nothing if it does."""
+    def fits(self, model: nn.Module) -> bool:
+        """Tell if a model has this tensor, with as many units."""
         try:
             shape = self.of(model).shape
         except (AttributeError, KeyError):
-            return f"{self.name!r} is gone"
-        wrong = [(dim, length) for dim, length in self.lengths.items() if shape[dim : dim + 1] != (length,)]
-        return f"{self.name!r} has {tuple(shape)}, not {wrong[0][1]} in dimension {wrong[0][0]}" if wrong else ""
+            return False
+        return all(shape[dim : dim + 1] == (length,) for dim, length in self.lengths.items())
+
+    def present(self, value: Tensor) -> float:
+        """Return the number of entries that are present in this cycle; of those drawn singly, the expected one."""
+        return 0 if self.off else self.kept_shape(value).numel()
+
+    def kept_shape(self, value: Tensor) -> torch.Size:
+        """Return the shape in which an optimizer sees a parameter in a masked step, on all ranks together."""
+        return torch.Size(self.kept[dim].numel() if dim in self.kept else size for dim, size in enumerate(value.shape))
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the tensor that takes the place of the parameter or buffer in a masked forward."""
-        return gather(value, self.shown(value), self.scale, self.gradients)
+        return value if self.reads_all else gather(value, self.shown(value), self.scale, self.gradients)
 
 
 class ZeroedTensor(_Tensor):
@@ -84,11 +92,9 @@ class ZeroedTensor(_Tensor):
         super().__init__(target.name)
         self.target, self._p = target, 0.0
 
-    @property
-    def share(self) -> float:
-        """Share of the entries that is present on masked steps, on average over cycles."""
+    def present(self, value: Tensor) -> float:  # noqa: D102
         units = self.target.units
-        return 1 - (round(self._p * units) / units if units else self._p)
+        return value.numel() * (1 - (round(self._p * units) / units if units else self._p))
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:
         """Take over what is present in a cycle."""
@@ -105,10 +111,6 @@ class ZeroedTensor(_Tensor):
             units = draw_units(self._key, self._p, target.units, value.device)
             bits = cut(target.spread(units, value.shape), value).to(bits_dtype(value))
         return PresentEntries(bits, local(value).shape)
-
-    def kept_shape(self, value: Tensor) -> torch.Size:
-        """Return the shape in which an optimizer sees a parameter in a masked step, on all ranks together."""
-        return value.shape
 
 
 class Cut(NamedTuple):
@@ -136,16 +138,6 @@ class GatheredTensor(_Tensor):
         super().__init__(name)
         self.cuts, self.block = cuts, block
         self.lengths = {dim: each[0].slot.length for dim, each in cuts.items()}
-        self.kept: Mapping[int, Tensor] = {}  # positions that an optimizer sees in this cycle, by dimension
-        self._wide: dict[int, tuple[int, Tensor]] = {}  # sizes with zeros for absent units, and where the others lie
-
-    @property
-    def share(self) -> float:  # noqa: D102
-        share = self.block[0].kept / self.block[0].units if self.block else 1.0
-        for cuts in self.cuts.values():
-            absent = (slot.indices.numel() * (1 - group.kept / group.units) for group, slot, _ in cuts)
-            share *= 1 - sum(absent) / cuts[0].slot.length
-        return share
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102
         self.is_buffer = not isinstance(value, nn.Parameter)
@@ -154,38 +146,24 @@ class GatheredTensor(_Tensor):
             self.off = number not in subsets[group.name]
         own, read, self.scale = {}, {}, 1.0
         for dim, cuts in self.cuts.items():
-            present, seen, stays = torch.ones(3, value.shape[dim], dtype=torch.bool, device="cpu")
+            present, seen = torch.ones(2, value.shape[dim], dtype=torch.bool, device="cpu")
             factors = torch.ones(value.shape[dim], dtype=torch.float64, device="cpu")
             for each in cuts:
                 lost = torch.ones(each.group.units, dtype=torch.bool, device="cpu")
                 absent = each.slot.indices[lost.index_fill(0, subsets[each.group.name], False)].flatten()
                 factors[each.slot.indices.flatten()] = each.factor
                 present[absent] = False
-                seen[absent] = each.computed
-                stays[absent] = each.group.keeps_shape
+                if not each.computed:  # a column that keeps its place is zero
+                    seen[absent], factors[absent] = each.group.keeps_shape, 0.0
             own[dim], factors = present.nonzero().flatten(), factors[seen]
             if not seen.all():
                 read[dim] = seen.nonzero().flatten()
-            if (seen != stays).any():
-                self._wide[dim] = int(stays.sum()), (stays.cumsum(0) - 1)[seen]
             if factors.min() == factors.max():
                 self.scale = self.scale * float(factors[0])
             else:
                 self.scale = self.scale * factors.to(value.device, value.dtype).view(-1, *[1] * (value.dim() - dim - 1))
-        self.kept, self._seen = own, read
+        self.kept, self.reads_all = own, not read and isinstance(self.scale, float)
         self.entries, self.shown = _parts_of(own, value), _parts_of(read, value)
-
-    def kept_shape(self, value: Tensor) -> torch.Size:  # noqa: D102
-        return torch.Size(self.kept[dim].numel() if dim in self.kept else size for dim, size in enumerate(value.shape))
-
-    def gather(self, value: Tensor) -> Tensor:  # noqa: D102
-        if not self._seen:
-            return value
-        small = super().gather(value)
-        for dim, (size, where) in self._wide.items():
-            shape = [*small.shape[:dim], size, *small.shape[dim + 1 :]]
-            small = small.new_zeros(shape).index_copy(dim, where.to(small.device), small)
-        return small
 
 
 MaskedTensor = ZeroedTensor | GatheredTensor
@@ -212,16 +190,13 @@ def own_table(module: nn.Module, kind: str) -> Any:
     return getattr(table, "own", table)
 
 
-def tensors_of(groups: Iterable[UnitGroup], rescale: bool, where: str) -> dict[str, MaskedTensor]:
+def tensors_of(groups: Iterable[UnitGroup], rescale: bool) -> dict[str, MaskedTensor]:
     """Collect the slots of groups that lose units, for each parameter and buffer."""
     cuts: dict[str, dict[int, list[Cut]]] = {}
     blocks = {name: (g, i) for g in groups for i, block in enumerate(g.blocks) for name in block.parameters}
     for group in groups:
         for slot in group.slots if group.kept < group.units else ():
             here = cuts.setdefault(slot.name, {}).setdefault(slot.dim, [])
-            if any(torch.isin(cut.slot.indices, slot.indices).any() for cut in here):
-                rule = f"one for each position along dimension {slot.dim} of {slot.name!r}"
-                raise invalid_argument(ValueError, where, "groups", rule, group.name)
             here.append(Cut(group, slot, group.units / group.kept if rescale and slot.role == "consumer" else 1.0))
     return {
         name: GatheredTensor(name, cuts.get(name, {}), blocks.get(name)) for name in dict.fromkeys([*cuts, *blocks])

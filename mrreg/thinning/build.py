@@ -1,40 +1,29 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from itertools import chain, product
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
-from mrreg.masks.groups import Slot, UnitGroup
+from mrreg.masks.groups import AttributeOverride, UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
-from mrreg.module_utils import owner, within
-from mrreg.thinning.admission import Admission, admit
-from mrreg.thinning.blocks import BLOCKS, Switched, chosen_blocks, find_blocks, named_by
-from mrreg.thinning.counts import KINDS, Shares, with_counts
-from mrreg.thinning.grouping import Refusal, find
-from mrreg.thinning.paths import NoDropout, Path, SingleElements, Watch, copied, forward, set_mode
+from mrreg.module_utils import within
+from mrreg.thinning.blocks import find_blocks, switches
+from mrreg.thinning.counts import Shares, takes, with_counts
+from mrreg.thinning.grouping import find
+from mrreg.thinning.paths import Path, Ran, copied, forward
 from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
-from mrreg.thinning.trial import draws, thinned
-from mrreg.thinning.twin import (
-    LOG,
-    WHERE,
-    DoublePrecision,
-    Inputs,
-    frozen,
-    named_tensors,
-    outputs_in,
-    read_inputs,
-    set_generators,
-    state_kept,
-)
+from mrreg.thinning.trial import admit, draws, thinned
+from mrreg.thinning.twin import LOG, WHERE, Inputs, named_tensors, read_inputs, state_kept
 
 Model = TypeVar("Model", bound=nn.Module)
-Choose = Callable[[list[UnitGroup], Sequence[Refusal]], list[UnitGroup]]
+Choose = Callable[[list[ThinEntry]], list[ThinEntry]]
+FindBlocks = Callable[[nn.Module, Inputs, Path], list[ThinEntry]]
 
 
 def thin(
@@ -109,10 +98,12 @@ def thin(
         Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, JMLR 2014.
     """
     check_model(model, searched=plan is None)
+    include, exclude = (tuple(each) if isinstance(each, Iterator) else each for each in (include, exclude))
     k = check_int(WHERE, "k", k)
     check_type(WHERE, "rescale", rescale, bool, "True or False")
     if plan is None:
-        report = search(model, k, example_inputs, *_choice(model, p, include, exclude, example_inputs))
+        chosen: dict[str, Any] = {"p": p, "include": include, "exclude": exclude}
+        report = search(model, k, example_inputs, partial(with_counts, **chosen), partial(find_blocks, **chosen))
         _warn_of_choice(report, p, include)
     else:
         report = fitting(model, plan, k)
@@ -130,7 +121,7 @@ def _warn_of_choice(report: ThinReport, p: Shares | None, include: Iterable[str]
     asked = dict(p) if isinstance(p, Mapping) else {}
     idle = []
     for name in dict.fromkeys([*(name for name, share in asked.items() if share), *(include or ())]):
-        entries = [entry for entry in report.values() if _named(name, entry)]
+        entries = [entry for entry in report.values() if takes(name, entry)]
         if not any(entry.admitted for entry in entries):
             reasons = sorted({entry.reason for entry in entries}) or ["the model has none"]
             idle.append(f"{name!r}: {'; '.join(reasons)}")
@@ -138,11 +129,6 @@ def _warn_of_choice(report: ThinReport, p: Shares | None, include: Iterable[str]
         warn(f"{WHERE}: no group loses units for {'. For '.join(idle)}.")
     if 1 in (asked.values() if asked else [p]):
         warn(f"{WHERE}: p is 1, which leaves one unit of each group. Choose a smaller one, such as 0.5.", UserWarning)
-
-
-def _named(name: str, entry: ThinEntry) -> bool:
-    paths = [*(owner(slot.name) for slot in entry.slots), *(block.name for block in entry.blocks)]
-    return entry.kind == name if name in KINDS else any(fnmatchcase(path, name) for path in paths)
 
 
 def check_model(model: nn.Module, searched: bool = True) -> None:
@@ -153,123 +139,77 @@ def check_model(model: nn.Module, searched: bool = True) -> None:
         raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
 
 
-def _choice(
-    model: nn.Module,
-    p: Shares | None,
-    include: Iterable[str] | None,
-    exclude: Iterable[str] | None,
-    example_inputs: Any,
-) -> tuple[Choose, dict[str, float]]:
-    """Return what chooses among groups as the arguments say, and p of the modules that could be blocks."""
-    include = tuple(include) if isinstance(include, Iterator) else include  # what is read twice
-    exclude = tuple(exclude) if isinstance(exclude, Iterator) else exclude
-    named = chosen_blocks(model, p, include, example_inputs)  # also those that are excluded, whose names are no mistake
-
-    def choose(groups: list[UnitGroup], refusals: Sequence[Refusal]) -> list[UnitGroup]:
-        refused = [owner(place[0]) for each in refusals for place in each.places]
-        return with_counts(groups, p, include, exclude, [*named, *refused])
-
-    return choose, {path: each for path, each in named.items() if not named_by(path, exclude or ())}
-
-
-def search(model: nn.Module, k: int, example_inputs: Any, choose: Choose, chosen: Mapping[str, float]) -> ThinReport:
-    """Find the groups, try those that `choose` lets lose units, or blocks with a p, and count what is saved."""
-    with copied(model, example_inputs) as (twin, paths):
+def search(
+    model: nn.Module, k: int, example_inputs: Any, choose: Choose, blocks_of: FindBlocks = lambda *_: []
+) -> ThinReport:
+    """Find the groups and blocks, try those that `choose` lets lose units, and count what is saved."""
+    with copied(model, example_inputs) as (twin, paths, plain):
         LOG.info("%s: looking for groups of units", WHERE)
-        groups, refusals = find(twin, read_inputs(example_inputs))
-        unfits = {group.name: refusal for group in groups if (refusal := unfit(model, group))}
-        groups = [group for group in groups if group.name not in unfits]
-        refusals += unfits.values()
-        watch, singles = Watch(), SingleElements()
-        with frozen(twin), state_kept(twin):
-            forward(twin, read_inputs(example_inputs), paths[0], watch, watch.tracker, singles)
-        blocks, refused = find_blocks(twin, read_inputs(example_inputs), chosen, paths[0]) if chosen else ([], {})
-        groups, inputs = choose([*groups, *blocks], refusals), read_inputs(example_inputs)
-        dropped = [group for group in groups if group.kept < group.units and not group.blocks]
-        LOG.info("%s: trying %d of %d groups", WHERE, len(dropped), len(groups))
-        admission = admit(twin, inputs, dropped, paths)
-        changed = {(each.module, each.attribute): each for each in chain(*admission.overrides.values())}
-        LOG.info("%s: counting FLOPs", WHERE)
-        flops = _counted(model, twin, inputs, admission, [g for g in groups if g.blocks and g.kept < g.units])
-    _warn_of_example(paths, singles.found)
-    entries = _entries(groups, admission, refusals)
-    entries |= {name: ThinEntry(BLOCKS, 1, 1, (), False, reason) for name, reason in refused.items()}
-    dropouts = list(dict.fromkeys(path or "the model itself" for path, _ in watch.found))
-    return ThinReport(entries, list(changed.values()), k, flops, signature(model), dropouts)
+        found = find(twin, read_inputs(example_inputs))
+        found = [replace(each, reason=each.reason or unfit(model, each)) for each in found]
+        found += blocks_of(twin, read_inputs(example_inputs), paths[0])
+        groups, inputs = choose(sorted(found, key=lambda each: bool(each.reason))), read_inputs(example_inputs)
+        asked = [group for group in groups if not group.reason]
+        units, blocks = ([each for each in asked if bool(each.blocks) == off] for off in (False, True))
+        LOG.info("%s: trying %d of %d groups", WHERE, len(units), len(groups))
+        tried, overrides = admit(twin, inputs, units, paths)
+        entries = {each.name: each for each in (*groups, *tried, *(replace(each, admitted=True) for each in blocks))}
+        flops = _counted(model, twin, inputs, paths[0], [each for each in tried if each.admitted], overrides, blocks)
+    _warn_of_example(paths, plain)
+    dropouts = dict.fromkeys(path or "the model itself" for path, _ in plain.dropped)
+    return ThinReport(entries, overrides, k, flops, signature(model), list(dropouts))
 
 
 def _counted(
-    model: nn.Module, twin: nn.Module, inputs: Inputs, admission: Admission, blocks: Sequence[UnitGroup]
+    model: nn.Module,
+    twin: nn.Module,
+    inputs: Inputs,
+    path: Path,
+    units: Sequence[UnitGroup],
+    overrides: Iterable[AttributeOverride],
+    blocks: Iterable[UnitGroup],
 ) -> tuple[int, int]:
-    """Add blocks to what is admitted, and count FLOPs of a masked and of a plain step."""
+    """Count FLOPs of a masked and of a plain step."""
     for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
         own.requires_grad_(parameter.requires_grad)
-    set_mode(twin, admission.paths[0])
-    plain = _flops(twin, inputs)
-    units, overrides = list(admission.groups), chain(*admission.overrides.values())
+    plain = _flops(twin, inputs, path)
     with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
-        masked = _flops(twin, inputs)
+        masked = _flops(twin, inputs, path)
         for group in blocks:
-            admission.groups.append(group)
-            with switched(twin, group.blocks, Switched(frozenset(range(group.units)))):
-                rest = _flops(twin, inputs)
+            with switched(twin, group.blocks, switches(range(group.units))):
+                rest = _flops(twin, inputs, path)
             masked = rest + round((masked - rest) * group.kept / group.units)
     return masked, plain
 
 
-def _flops(twin: nn.Module, inputs: Inputs) -> int:
+def _flops(twin: nn.Module, inputs: Inputs, path: Path) -> int:
     """Count the FLOPs of a forward and backward of a copy."""
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
 
-    set_generators(None)
-    with state_kept(twin), FlopCounterMode(display=False) as counter, DoublePrecision(), NoDropout():  # type: ignore[no-untyped-call]
-        output = twin(*inputs.args, **inputs.kwargs)
-        if leaving := [tensor.sum() for tensor in outputs_in(output) if tensor.requires_grad]:
+    with state_kept(twin), FlopCounterMode(display=False) as counter:
+        if leaving := [tensor.sum() for tensor in forward(twin, inputs, path)[0] if tensor.requires_grad]:
             try:
                 sum(leaving).backward()  # type: ignore[union-attr]
             except RuntimeError as error:
-                if WHERE in str(error):
-                    raise
                 LOG.info("%s: FLOPs of the backward pass are not counted: %s", WHERE, error)
     twin.zero_grad()
     return int(counter.get_total_flops())
 
 
-def _warn_of_example(paths: Sequence[Path], singles: Iterable[str]) -> None:
+def _warn_of_example(paths: Sequence[Path], plain: Ran) -> None:
     """Warn where the example inputs cannot show all that a forward does."""
     if others := [path.name for path in paths if path.other]:
         problem = f"the forward takes another path{' and'.join(others)}, and may take more"
         warn(f"{WHERE}: {problem}. Groups were tried on these, and on no others.", UserWarning)
-    if singles:
-        problem = f"on example_inputs, {' and '.join(singles)} runs along a dimension of one element"
+    if plain.singles:
+        problem = f"on example_inputs, {' and '.join(plain.singles)} runs along a dimension of one element"
         warn(f"{WHERE}: {problem}, where it hides what it mixes. Give larger example_inputs.", UserWarning)
 
 
-def unfit(model: nn.Module, group: UnitGroup) -> Refusal | None:
-    """Refuse a group that has entries in a layer with a mask of its own, or with sparse gradients."""
+def unfit(model: nn.Module, group: UnitGroup) -> str:
+    """Tell if a group has entries in a layer with a mask of its own, or with gradients that cannot be held."""
     reasons = {p: "has a MultirateMask of its own" for p, m in model.named_modules() if isinstance(m, MultirateMask)}
     embeddings = [(p, m) for p, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     reasons |= {path: "has sparse gradients" for path, module in embeddings if module.sparse}
-    reasons |= {path: "writes to its weight in the forward" for path, module in embeddings if module.max_norm}
-    for path, slot in product(reasons, group.slots):
-        if within(path, slot.name):
-            places = [(slot.name, slot.dim) for slot in group.slots]
-            return Refusal(group.name, places, group.units, f"{path!r} {reasons[path]}")
-    return None
-
-
-def _entries(groups: Sequence[UnitGroup], admission: Admission, refusals: Sequence[Refusal]) -> dict[str, ThinEntry]:
-    entries, admitted = {}, {group.name: group for group in admission.groups}
-    for group in groups:
-        found = admitted.get(group.name)
-        kept_all = "p is so small that all of them run" if group.blocks else "not asked for"
-        reason = admission.reasons.get(group.name, "" if found else kept_all)
-        kept, zeroed = (found.kept, found.zeroed) if found else (group.units, False)
-        entries[group.name] = ThinEntry(
-            group.kind, group.units, kept, group.slots, found is not None, reason, group.blocks, zeroed
-        )
-    for refusal in refusals:
-        nowhere = torch.zeros(0, 0, dtype=torch.long, device="cpu")
-        slots = tuple(Slot(name, dim, nowhere, "member") for name, dim in refusal.places)
-        entries[refusal.name] = ThinEntry("none", refusal.units, refusal.units, slots, False, refusal.reason)
-    return entries
+    places = product(reasons, group.slots)
+    return next((f"{path!r} {reasons[path]}" for path, slot in places if within(path, slot.name)), "")

@@ -1,43 +1,32 @@
 """Groups of units, found from which channels reach which, or the reason why some channels form none."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, product
 
 import torch
 from torch import Tensor, nn
 
-from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Role, Slot
 from mrreg.module_utils import owner
-from mrreg.thinning.influence import NONE, SEVERAL, ChannelSets, Influence, Place, Unit, merge, spell, touched
-from mrreg.thinning.recorder import Channels, MixingOp, Recording, record
+from mrreg.thinning.influence import NONE, SEVERAL, ChannelSets, Influence, Place, Position, Unit, merge, spell, touched
+from mrreg.thinning.recorder import Channels, MixingOp, Recording
+from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.twin import Inputs, randomize, state_kept
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Channels that cannot be dropped, where they lie, and why they cannot."""
-
-    name: str
-    places: list[Place]
-    units: int
-    reason: str
-
-
-def find(twin: nn.Module, inputs: Inputs) -> tuple[list[UnitGroup], list[Refusal]]:
+def find(twin: nn.Module, inputs: Inputs) -> list[ThinEntry]:
     """Run a double copy once and return its groups, in the order of their first producers, and what is none."""
     randomize(twin)
     with state_kept(twin):
-        finder = Finder(record(twin, inputs))
-    found: dict[str, UnitGroup | Refusal] = {}
+        finder = Finder(Recording(twin, inputs).run())
+    found: dict[str, ThinEntry] = {}
     for family in finder.families():
-        each = finder.read(family)
-        place = next(iter(family[0]))
-        name = each.name if each.name not in found else f"{place[0]}[{place[1]}]"
-        name = name if name not in found else f"{place[0]}[{place[1]}, {family[0][place][0]}:]"
+        each, (place, where) = finder.read(family), next(iter(family[0].items()))
+        names = each.name, f"{place[0]}[{place[1]}]", f"{place[0]}[{place[1]}, {where[0]}:]"
+        name = next((name for name in names if name not in found), names[-1])
         found[name] = replace(each, name=name)
-    refusals = [each for each in found.values() if isinstance(each, Refusal)]
-    return [each for each in found.values() if isinstance(each, UnitGroup)], refusals
+    return list(found.values())
 
 
 class Finder:
@@ -47,7 +36,7 @@ class Finder:
         self.recording, self.sets = recording, ChannelSets()
         self.rows: dict[Place, int] = {}  # with the number of the first operation that has its output channels there
         self.also: set[Place] = set()
-        self.shared: set[tuple[Place, int]] = set()  # positions of output channels that reach all units of a reader
+        self.shared: set[Position] = set()  # positions of output channels that reach all units of a reader
         self.columns: dict[Place, list[MixingOp]] = {}
         self._influences: dict[int, Influence] = {}
         for number, op in enumerate(recording.ops):
@@ -55,28 +44,28 @@ class Finder:
         for op in recording.ops:
             if op.columns is not None:
                 self._connect(op, op.columns)
-        self._outputs = [Influence(recording, output, -1) for output in recording.outputs]
-        reached = [(each, i) for each in self._outputs for i in each.reached(None).nonzero().flatten().tolist()]
+        self.direct = [{number for number, _ in self.influence(op).used} for op in recording.ops]
+        self.before: list[set[int]] = []  # numbers of the operations that each one depends on
+        for numbers in self.direct:
+            self.before.append(numbers.union(*(self.before[number] for number in numbers)))
+        outputs = [Influence(recording, output, -1) for output in recording.outputs]
+        reached = [(each, i) for each in outputs for i in each.reached(None).nonzero().flatten().tolist()]
         self.read_by_output = {each.source(i) for each, i in reached}  # with no other product between
-        self.compared = self._compared()
+        last = {number for each in outputs for number, _ in each.used}
+        compared = last.union(*(self.before[number] for number in last))
+        self.compared = {recording.ops[number] for number in compared}  # on which something that is returned depends
         self.skips = set(self._skips())
-        self._members_of: dict[tuple[Place, int], tuple[str, int]] = {}  # positions that a group has, and which
+        self._members_of: dict[Position, tuple[str, int]] = {}  # positions that a group has, and which
 
     def _add(self, number: int, op: MixingOp) -> None:
-        self._place(op.rows)
+        for each in (op.rows, *op.also, *([op.columns] if op.columns else [])):
+            self.sets.add(_place(each), self.recording.others[each.name].shape[each.dim])
+        for i in range(op.rows.size):
+            self.sets.join(_position(each, i) for each in (op.rows, *op.also))
         self.rows.setdefault(_place(op.rows), number)
-        for other in op.also:
-            self._place(other)
-            self.also.add(_place(other))
-            for i in range(op.rows.size):
-                self.sets.join([_position(op.rows, i), _position(other, i)])
+        self.also.update(map(_place, op.also))
         if op.columns is not None:
-            self._place(op.columns)
             self.columns.setdefault(_place(op.columns), []).append(op)
-
-    def _place(self, channels: Channels) -> None:
-        shape = self.recording.others[channels.name].shape
-        self.sets.add(_place(channels), shape[channels.dim] if channels.dim >= 0 else channels.size)
 
     def influence(self, op: MixingOp) -> Influence:
         """The influence on an operation's input, once for all operations that take the same tensor."""
@@ -91,34 +80,18 @@ class Finder:
             self.sets.join(taken + [influence.source(i) for i in sorted(each.sources)])
         self.shared.update(map(influence.source, influence.shared))
 
-    def _compared(self) -> set[MixingOp]:
-        """Return the operations that something which the model returns depends on."""
-        found: set[MixingOp] = set()
-        pending = [op for influence in self._outputs for _, op in influence.used]
-        while pending:
-            op = pending.pop()
-            if op not in found:
-                found.add(op)
-                pending += [each for _, each in self.influence(op).used]
-        return found
-
     def _skips(self) -> Iterator[tuple[Place, Place, Place]]:
-        """Yield places of output channels that are added to what was computed from them, or from what they were.
+        """Yield places of channels that are added to what was computed from them, or from what they were.
 
-        With each come the place of the columns that have read them (its own, where a shortcut has its own product) and
-        that of the rows that were added.
+        With them come columns that have read them (their own, where a shortcut has a product) and the rows added.
         """
-        ops = self.recording.ops
-        direct = [{number for number, _ in self.influence(op).used} for op in ops]
-        before: list[set[int]] = []  # numbers of the operations that each one depends on
-        for numbers in direct:
-            before.append(numbers.union(*(before[number] for number in numbers)))
+        ops, before = self.recording.ops, self.before
         for pair in self.recording.sums:
             left, right = ([number for number, _ in Influence(self.recording, side, -1).used] for side in pair)
             for one, two in chain(product(left, right), product(right, left)):
                 own, other = _place(ops[one].rows), _place(ops[two].rows)
                 if one in before[two]:
-                    readers = (number for number in before[two] | {two} if one in direct[number])
+                    readers = (number for number in before[two] | {two} if one in self.direct[number])
                     yield from ((own, _place(columns), other) for each in readers if (columns := ops[each].columns))
                 elif before[one] and before[one] < before[two] and self._bends(ops[two]):
                     yield own, own, other
@@ -134,7 +107,7 @@ class Finder:
         last = len(self.recording.ops)
         return sorted(self.sets.families(), key=lambda units: min(self.rows.get(p, last) for u in units for p in u))
 
-    def read(self, units: list[Unit]) -> UnitGroup | Refusal:
+    def read(self, units: list[Unit]) -> ThinEntry:
         """Turn connected channels into a group, or say why they are none."""
         places = list(dict.fromkeys(place for unit in units for place in unit))
         producers = sorted((p for p in places if p in self.rows), key=lambda p: self.rows[p])
@@ -142,26 +115,23 @@ class Finder:
         first = (producers or consumers)[0][0]
         name = owner(first) or first
         members: dict[Place, list[list[int]]] = {}
-        reason = self._obstacle(units, places, producers, consumers)
+        reason = self._obstacle(units, producers, consumers)
         if not reason:
             units.sort(key=lambda unit: unit[(producers or consumers)[0]])
             members, reason = self._members(name, units, consumers)
-        if reason:
-            return Refusal(name, places, len(units), reason)
         members |= {p: [unit[p] for unit in units] for p in places if p in self.also and p not in self.rows}
         slots = [self._slot(p, [unit[p] for unit in units], "producer") for p in producers]
         slots += [self._slot(p, indices, "member") for p, indices in members.items()]
         slots += [self._slot(p, [unit[p] for unit in units], "consumer") for p in consumers]
-        return UnitGroup(name, self._kind(units[0], producers, consumers), len(units), len(units), tuple(slots))
+        kind: Kind = "none" if reason else self._kind(units[0], producers, consumers)
+        return ThinEntry(name, kind, len(units), len(units), tuple(slots), reason=reason)
 
     def _slot(self, place: Place, indices: Sequence[Sequence[int]], role: Role) -> Slot:
         where, size = torch.tensor(indices, device="cpu"), self.recording.others[place[0]].shape[place[1]]
         return Slot(*place, where, role, 0 if where.numel() == size else size)
 
-    def _obstacle(self, units: list[Unit], places: list[Place], producers: list[Place], consumers: list[Place]) -> str:
+    def _obstacle(self, units: list[Unit], producers: list[Place], consumers: list[Place]) -> str:
         """Return the obstacle that keeps connected channels from being a group; nothing if they look like one."""
-        if computed := [name for name, dim in places if dim < 0]:
-            return f"a weight that is computed from {computed[0]} and others makes or reads these channels"
         if both := [name for name, dim in producers if (name, dim) in self.columns]:
             return f"{both[0]} has two roles: it makes these channels and reads them (tied weights)"
         if not producers and not all(self._reads_input(units, place) for place in consumers):
@@ -175,18 +145,14 @@ class Finder:
             return "no tensor that the forward returns depends on them"
         if not shared and len(units) < 2 and all(len(where) == 1 for where in units[0].values()):
             return "it is one unit alone"
-        if shared or len(units) < 2:
-            return "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
-        return ""
+        mixed = "what follows mixes all of them: a normalization over them, or an operation that cannot be read"
+        return mixed if shared or len(units) < 2 else ""
 
     def _reads_input(self, units: list[Unit], place: Place) -> bool:
         """Tell if columns that no other operation reaches read an input of the model."""
-        for op in self.columns[place]:
-            columns = _numbered(units, place, op) >= 0
-            grads = self.influence(op).gradients(columns, self.recording.inputs)
-            if not any(grad is not None and grad.any() for grad in grads):
-                return False
-        return True
+        taken = [(self.influence(op), _numbered(units, place, op) >= 0) for op in self.columns[place]]
+        grads = [influence.gradients(columns, self.recording.inputs) for influence, columns in taken]
+        return all(any(grad is not None and grad.any() for grad in each) for each in grads)
 
     def _kind(self, unit: Unit, producers: list[Place], consumers: list[Place]) -> Kind:
         if not producers:
@@ -230,8 +196,7 @@ class Finder:
     def _reached_units(self, influence: Influence, of_column: Tensor, units: int) -> dict[Place, Tensor]:
         """Return the unit that each position along each dimension of the other tensors reaches, or NONE or SEVERAL.
 
-        Each unit has a binary number. One pass for each digit and each of its values shows which positions reach units
-        with that digit: a position that reaches one unit alone has spelled its number.
+        One pass for each binary digit of units' numbers, and each of its values, shows which positions reach such.
         """
         whole = influence.gradients(None, list(self.recording.others.values()))
         tensors = {
@@ -264,5 +229,5 @@ def _place(channels: Channels) -> Place:
     return channels.name, channels.dim
 
 
-def _position(channels: Channels, i: int) -> tuple[Place, int]:
+def _position(channels: Channels, i: int) -> Position:
     return _place(channels), channels.start + i

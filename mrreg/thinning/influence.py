@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from mrreg.thinning.recorder import Recording
 
 Place = tuple[str, int]  # a parameter or buffer, and one of its dimensions
+Position = tuple[Place, int]
 Unit = dict[Place, list[int]]  # positions that belong together
 
 
@@ -65,7 +67,7 @@ class Influence:
         parts = [torch.zeros(s[d], dtype=torch.bool, device="cpu") if g is None else touched(g, d) for g, s, d in made]
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool, device="cpu")
 
-    def source(self, flat: int) -> tuple[Place, int]:
+    def source(self, flat: int) -> Position:
         """Turn a number among all used output channels into the position of one in its weight."""
         number = bisect_right(self.offsets, flat) - 1
         rows = self.used[number][1].rows
@@ -74,27 +76,24 @@ class Influence:
     def ranges(self) -> list[ChannelRange]:
         """Split the input channels into ranges that belong to one unit each, halving them while that shows more.
 
-        Halves without a common source are looked at apart. Where the halves have one, and the first and the last
-        channel do, the range is taken to be one unit (a head, a position in the flattened output of a convolution).
+        Where the halves have a common source, and so have the first and the last channel, it is one unit (a head).
         What the first and the last channel, or all ranges, have in common is `shared`, and of no unit: keys of
-        multi-query attention, a gate of all channels. A normalization has nothing else.
+        multi-query attention, a gate of all channels, all that a normalization gives.
         """
-        done: list[ChannelRange] = []
         whole = ChannelRange(0, self.size, _members(self.reached(None)))
         first, last = self._narrow(whole.ends())
         own = whole.sources - (first.sources & last.sources)
         self.shared = whole.sources - own if own else frozenset()
-        pending = _open([whole._replace(sources=own or whole.sources)], done)
+        done: list[ChannelRange] = []
+        pending = [whole._replace(sources=own or whole.sources)]
         while pending:
-            halves = self._narrow([half for each in pending for half in each.halves()])
-            pairs = list(zip(halves[::2], halves[1::2], strict=True))
-            doubtful = [i for i, (one, two) in enumerate(pairs) if one.sources & two.sources]
-            ends = self._narrow([end for i in doubtful for end in pending[i].ends()])
-            units = {
-                i for i, one, two in zip(doubtful, ends[::2], ends[1::2], strict=True) if one.sources & two.sources
-            }
-            done += [pending[i] for i in units]
-            pending = _open([half for i, pair in enumerate(pairs) if i not in units for half in pair], done)
+            done += [each for each in pending if each.sources and each.stop - each.start == 1]
+            pending = [each for each in pending if each.sources and each.stop - each.start > 1]
+            parts = self._narrow([part for each in pending for part in (*each.halves(), *each.ends())])
+            units, pending = pending, []
+            for each, one, two, first, last in zip(units, *(parts[i::4] for i in range(4)), strict=True):
+                is_unit = one.sources & two.sources and first.sources & last.sources
+                (done if is_unit else pending).extend([each] if is_unit else [one, two])
         common = frozenset.intersection(*(each.sources for each in done)) if len(done) > 1 else frozenset()
         self.shared |= common
         return [each._replace(sources=each.sources - common) for each in done]
@@ -110,12 +109,6 @@ class Influence:
             for i in members:
                 results[i] = ranges[i]._replace(sources=ranges[i].sources & reached)
         return [results[i] for i in range(len(ranges))]
-
-
-def _open(ranges: Sequence[ChannelRange], done: list[ChannelRange]) -> list[ChannelRange]:
-    """Return the ranges that may hold channels of several units, or of none, and add the others to what is done."""
-    done += [each for each in ranges if each.sources and each.stop - each.start == 1]
-    return [each for each in ranges if each.sources and each.stop - each.start > 1]
 
 
 def _members(mask: Tensor) -> frozenset[int]:
@@ -139,23 +132,20 @@ class ChannelSets:
     """Disjoint sets of positions along dimensions of parameters."""
 
     def __init__(self) -> None:
-        self.sizes: dict[Place, int] = {}
-        self._base: dict[Place, int] = {}
-        self._parent: list[int] = []
+        self._parent: dict[Position, Position] = {}
 
     def add(self, place: Place, size: int) -> None:
-        """Begin with a set for each position; a place that is known already stays as it is."""
-        if place not in self._base:
-            self._base[place], self.sizes[place] = len(self._parent), size
-            self._parent.extend(range(len(self._parent), len(self._parent) + size))
+        """Begin with a set for each position, unless it is known already."""
+        for each in product([place], range(size)):
+            self._parent.setdefault(each, each)
 
-    def join(self, positions: Iterable[tuple[Place, int]]) -> None:
+    def join(self, positions: Iterable[Position]) -> None:
         """Unite the sets of some positions."""
-        roots = [self._root(self._base[place] + position) for place, position in positions]
-        for root in roots[1:]:
-            self._parent[self._root(root)] = self._root(roots[0])
+        first, *others = map(self._root, positions)
+        for each in others:
+            self._parent[self._root(each)] = self._root(first)
 
-    def _root(self, node: int) -> int:
+    def _root(self, node: Position) -> Position:
         parent = self._parent
         while parent[node] != node:
             parent[node] = node = parent[parent[node]]
@@ -163,10 +153,9 @@ class ChannelSets:
 
     def families(self) -> list[list[Unit]]:
         """Return the sets, sorted by the places that they run through and the number of positions in each."""
-        units: dict[int, Unit] = {}
-        for place, base in self._base.items():
-            for position in range(self.sizes[place]):
-                units.setdefault(self._root(base + position), {}).setdefault(place, []).append(position)
+        units: dict[Position, Unit] = {}
+        for place, position in self._parent:
+            units.setdefault(self._root((place, position)), {}).setdefault(place, []).append(position)
         found: dict[frozenset[tuple[Place, int]], list[Unit]] = {}
         for unit in units.values():
             found.setdefault(frozenset((place, len(where)) for place, where in unit.items()), []).append(unit)

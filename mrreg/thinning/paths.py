@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.module_tracker import ModuleTracker
 
 from mrreg.errors import NOT_OF_THE_USER
@@ -18,9 +18,8 @@ from mrreg.isolation import deep_copy
 from mrreg.thinning.substitutes import LEAKY
 from mrreg.thinning.twin import (
     WHERE,
-    DoublePrecision,
-    ExtremeNumbers,
     Inputs,
+    Operations,
     double_copy,
     floats_in,
     frozen,
@@ -54,13 +53,15 @@ class Ran(NamedTuple):
     calls: list[Call]
     buffers: dict[str, torch.Size]  # at its end
     replaced: set[str]  # buffers in whose place it has put other ones
+    dropped: Mapping[tuple[str, str], float]  # p of what drops at random, by its module and its function
+    singles: Mapping[str, None]  # functions along a dimension of one element
 
 
 @contextmanager
-def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterator[tuple[nn.Module, list[Path]]]:
-    """Copy a model for a `with` block, and find the paths of its forward: in float64, else in float32.
+def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterator[tuple[nn.Module, list[Path], Ran]]:
+    """Copy a model for a `with` block, and find the paths of its forward, and what the plain one does.
 
-    Some operations have no float64, and some forwards read tensors in float32 that nobody can see.
+    The copy is in float64, else in float32: some operations have no float64.
     """
     read_inputs(example_inputs)  # complains before the copy is made
     for precision in (torch.float64, torch.float32):
@@ -68,32 +69,22 @@ def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterato
         with probing(twin, precision):
             randomize(twin)
             try:
-                paths = find_paths(twin, read_inputs(example_inputs))
+                paths, plain = find_paths(twin, read_inputs(example_inputs))
             except Exception as error:
                 failed = error
                 continue
-            yield twin, paths
+            yield twin, paths, plain
             return
     if str(failed).startswith(f"{WHERE}: "):
         raise failed
-    given = example_inputs
-    stars = "**" if isinstance(given, Mapping) else "" if isinstance(given, Tensor) else "*"
-    call = f"called as model({stars}example_inputs)"
+    stars = "**" if isinstance(example_inputs, Mapping) else "" if isinstance(example_inputs, Tensor) else "*"
+    shapes = tree_map_only(Tensor, lambda tensor: f"{type(tensor).__name__}{tuple(tensor.shape)}", example_inputs)
+    told = (
+        f"example_inputs={str(shapes).replace(chr(39), '')}, called as model({stars}example_inputs): {failure(failed)}"
+    )
     remedy = "Give what one training forward takes, with a batch dimension and without labels that the loss takes"
     remedy += ": a tuple for several arguments, a mapping for keywords"
-    problem = f"the forward failed on example_inputs={_shapes(given)}, {call}: {failure(failed)}"
-    raise ValueError(f"{where}: {problem}. {remedy}.") from failed
-
-
-def _shapes(given: Any) -> str:
-    """Describe example inputs by the shapes of their tensors."""
-    if isinstance(given, Tensor):
-        return f"{type(given).__name__}{tuple(given.shape)}"
-    if isinstance(given, Mapping):
-        return "{" + ", ".join(f"{name!r}: {_shapes(each)}" for name, each in given.items()) + "}"
-    if isinstance(given, tuple | list):
-        return f"({', '.join(map(_shapes, given))})"
-    return repr(given) if isinstance(given, bool | int | float | str | None) else type(given).__name__
+    raise ValueError(f"{where}: the forward failed on {told}. {remedy}.") from failed
 
 
 def failure(error: Exception) -> str:
@@ -105,28 +96,26 @@ def failure(error: Exception) -> str:
     return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno} fails, `{frames[-1].line}` ({told})"
 
 
-def find_paths(twin: nn.Module, inputs: Inputs) -> list[Path]:
-    """Return the plain path, one with frozen layers, and others that call other functions or see other values.
+def find_paths(twin: nn.Module, inputs: Inputs) -> tuple[list[Path], Ran]:
+    """Return the plain path, one with frozen layers, others that call other functions or see other values, and the run.
 
     Code that draws lots compares a random number with a threshold, so the extremes decide each of them both ways.
     Large, small and shifted values show what thresholds do that call the same functions on either side.
     """
     plain = Path("")
     try:
-        ran = [run(twin, inputs, plain) for _ in range(2)][
-            -1
-        ]  # the first call may set what others find, as in a config
+        run(twin, inputs, plain)  # the first call may set what others find, as in a config
     except ValueError:  # BatchNorm refuses a single value per channel
         plain = plain._replace(batch_norm=False)
-        ran = run(twin, inputs, plain)
+    ran = run(twin, inputs, plain)
     others = [
+        Path(" with layers in evaluation mode", layers=False),
         plain._replace(name=" with random numbers near 0", largest=False),
         plain._replace(name=" with random numbers near 1", largest=True),
         plain._replace(name=" with example_inputs times -10, plus 10", factor=-10.0, shift=10.0),
         plain._replace(name=" with example_inputs times 0.01", factor=0.01),
     ]
-    frozen = Path(" with layers in evaluation mode", layers=False)
-    return [plain, *(path for each in (frozen, *others) for path in _if_other(twin, inputs, each, ran))]
+    return [plain, *(path for each in others for path in _if_other(twin, inputs, each, ran))], ran
 
 
 def _if_other(twin: nn.Module, inputs: Inputs, path: Path, plain: Ran) -> list[Path]:
@@ -142,52 +131,44 @@ def _if_other(twin: nn.Module, inputs: Inputs, path: Path, plain: Ran) -> list[P
 
 
 def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
-    """Run a forward without dropout and graph; buffers and attributes stay as they are.
-
-    Nothing requires gradients, but they are on: without them masked forwards are whole.
-    """
+    """Run a forward without dropout; buffers and attributes stay. Without gradients a masked forward would be whole."""
     with frozen(twin), state_kept(twin):
         before = dict(twin.named_buffers())
-        watch = NoDropout(path.factor, path.shift)
-        outputs = forward(twin, inputs, path, watch)
+        outputs, watch, operations = forward(twin, inputs, path)
         after = dict(twin.named_buffers())
     replaced = {name for name, buffer in before.items() if after.get(name) is not buffer}
-    return Ran(outputs, watch.calls, {name: buffer.shape for name, buffer in after.items()}, replaced)
+    shapes = {name: buffer.shape for name, buffer in after.items()}
+    return Ran(outputs, watch.calls, shapes, replaced, watch.dropped, operations.singles)
 
 
-def forward(twin: nn.Module, inputs: Inputs, path: Path, *watches: Any) -> list[Tensor]:
-    """Run a forward under some modes of torch, and return the tensors that can be compared."""
+def forward(twin: nn.Module, inputs: Inputs, path: Path) -> tuple[list[Tensor], "NoDropout", Operations]:
+    """Run a forward, and return the tensors that can be compared, and what was seen."""
     if path.factor != 1 or path.shift != 0:
         inputs = deep_copy(inputs)
         for tensor in floats_in(inputs):
             tensor.mul_(path.factor).add_(path.shift)
     set_generators(path.largest)
-    set_mode(twin, path)
-    with ExitStack() as modes:
-        for mode in (DoublePrecision(), *watches, *([] if path.largest is None else [ExtremeNumbers(path.largest)])):  # type: ignore[no-untyped-call]
-            modes.enter_context(mode)
-        return outputs_in(twin(*inputs.args, **inputs.kwargs))
-
-
-def set_mode(twin: nn.Module, path: Path) -> None:
-    """Put modules into training or evaluation mode."""
     twin.train(path.layers)
     for module in twin.modules() if not path.batch_norm else ():
         if isinstance(module, _NormBase):
             module.eval()
     twin.training = True
+    with NoDropout(path.factor, path.shift) as watch, watch.tracker, Operations(path.largest) as operations:
+        return outputs_in(twin(*inputs.args, **inputs.kwargs)), watch, operations
 
 
 class NoDropout(TorchFunctionMode):
-    """Takes p = 0 in every dropout, and notes what is called; what embeddings give is scaled and shifted."""
+    """Takes p = 0 in every dropout, notes what is called and what would drop, and scales what embeddings give."""
 
     def __init__(self, factor: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls, self.dropped, self.tracker = list[Call](), dict[tuple[str, str], float](), ModuleTracker()
         self.factor, self.shift = factor, shift
 
-    def dropped(self, name: str, p: float) -> None:
-        """Note a function that drops, and its p."""
+    def _drop(self, name: str, p: float) -> None:
+        if p:
+            innermost = max(self.tracker.parents, key=lambda path: path.count("."))
+            self.dropped.setdefault((innermost.partition(".")[2], name), p)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -195,49 +176,13 @@ class NoDropout(TorchFunctionMode):
         self.calls.append((name, tuple(id(each) for each in args if isinstance(each, nn.Parameter))))
         if "dropout" in name:
             given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
-            self.dropped(name, given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0.0)
+            self._drop(name, given.get("p", 0.5) if given.get("training", given.get("train", True)) else 0.0)
             return given["input"]
         if name == "scaled_dot_product_attention":
             named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
-            self.dropped(name, {**named, **kwargs}.get("dropout_p", 0.0))
+            self._drop(name, {**named, **kwargs}.get("dropout_p", 0.0))
             return func(**{**named, **kwargs, "dropout_p": 0.0})
         alive = name in LEAKY and args and args[0].is_floating_point()  # what a unit does that is dead does not show
         output = LEAKY[name](func, *args, **kwargs) if alive else func(*args, **kwargs)
         changed = name == "embedding" and (self.factor, self.shift) != (1, 0)
         return output * self.factor + self.shift if changed else output
-
-
-class Watch(NoDropout):
-    """Notes p of what is dropped at random, by the path of the module and the name of the function.
-
-    Its tracker of modules has to be on as well.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tracker, self.found = ModuleTracker(), dict[tuple[str, str], float]()
-
-    def dropped(self, name: str, p: float) -> None:
-        """Note the module that is running."""
-        if p:
-            innermost = max(self.tracker.parents - {"Global"}, key=lambda path: path.count("."))
-            self.found.setdefault((innermost.partition(".")[2], name), p)
-
-
-class SingleElements(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes functions along a dimension of one element, which hide there what they mix elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: dict[str, None] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        given = {**dict(zip((each.name for each in func._schema.arguments), args, strict=False)), **(kwargs or {})}
-        value, dims = next(iter(given.values()), None), given.get("dim")
-        dims = [dims] if isinstance(dims, int) else dims or []
-        if isinstance(value, Tensor) and isinstance(output, Tensor) and value.is_floating_point() and dims:
-            single = value.numel() > 1 and all(-value.dim() <= d < value.dim() and value.shape[d] == 1 for d in dims)
-            if single and value.numel() == output.numel() and not torch.equal(value.flatten(), output.flatten()):
-                self.found[func._schema.name.removeprefix("aten::").strip("_")] = None
-        return output

@@ -11,17 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mrreg.errors import add_note
 from mrreg.masks.groups import Kind
 from mrreg.thinning.substitutes import LEAKY, RECURRENT, unrolled
-from mrreg.thinning.twin import DoublePrecision, Inputs, floats_in, named_tensors, outputs_in
+from mrreg.thinning.twin import Inputs, Operations, floats_in, named_tensors, outputs_in
 
 
 class Channels(NamedTuple):
-    """Neighbouring positions along a dimension of a parameter: one for each channel.
-
-    A negative dimension (`~dim`) is one of a tensor that is computed from the parameter and from others.
-    """
+    """Neighbouring positions along a dimension of a parameter: one for each channel."""
 
     name: str
     dim: int
@@ -43,39 +39,9 @@ class MixingOp:
     made_dim: int
 
 
-@dataclass(eq=False)
-class Recording:
-    """One recorded forward: its mixing operations in order, its sums, its inputs and its outputs."""
-
-    ops: list[MixingOp]
-    sums: list[tuple[Tensor, Tensor]]
-    inputs: list[Tensor]
-    outputs: list[Tensor]
-    others: dict[str, Tensor]  # parameters and buffers
-
-
 WRITES = re.compile(r"\w*[a-z0-9]_|__(i[a-z]+|setitem)__")  # names of functions that change their first argument
+SUMS = ("add", "add_", "__add__", "__iadd__", "__radd__")
 MODERATE = 3.0  # at which no activation is flat
-
-
-def record(twin: nn.Module, inputs: Inputs, sums: list[tuple[Tensor, Tensor]] | None = None) -> Recording:
-    """Run the copy once, with activations and values under which no channel is dead, and return its cut graph."""
-    others = named_tensors(twin)
-    for tensor in others.values():
-        tensor.requires_grad_(True)
-    entering = floats_in(inputs)
-    for tensor in entering:
-        tensor.copy_(moderate(tensor)).requires_grad_(True)
-    mode = _Recorder(others, entering, [] if sums is None else sums)
-    try:
-        with DoublePrecision(), mode:  # type: ignore[no-untyped-call]
-            output = twin(*inputs.args, **inputs.kwargs)
-    except Exception as error:
-        call = "a tuple gives several arguments, a mapping keywords, a tensor one argument"
-        add_note(error, f"thin: raised by the forward of a float64 copy of the model on example_inputs ({call}).")
-        raise
-    leaving = [tensor for tensor in outputs_in(output) if tensor.requires_grad]
-    return Recording(mode.ops, mode.sums, entering, leaving, others)
 
 
 def moderate(values: Tensor) -> Tensor:
@@ -84,39 +50,54 @@ def moderate(values: Tensor) -> Tensor:
     return values * (MODERATE / largest) if MODERATE < largest < float("inf") else values
 
 
-class _Recorder(TorchFunctionMode):
-    """Notes and cuts mixing operations, and replaces functions under which a channel could be dead."""
+class Recording(TorchFunctionMode):
+    """One forward of a copy: its mixing operations in order, each cut off, its sums, inputs and outputs.
 
-    def __init__(self, others: dict[str, Tensor], inputs: list[Tensor], sums: list[tuple[Tensor, Tensor]]) -> None:
+    Functions under which a channel could be dead, and inputs under which one could be saturated, are replaced.
+    """
+
+    def __init__(self, twin: nn.Module, inputs: Inputs) -> None:
         super().__init__()
-        self.ops: list[MixingOp] = []
-        self.sums = sums
-        self._others, self._inputs = others, inputs
-        self._owners = {t.untyped_storage().data_ptr(): (name, t) for name, t in others.items() if t.numel()}
+        self._twin, self._given, self.others = twin, inputs, named_tensors(twin)  # parameters and buffers
+        self.ops, self.sums, self.outputs = list[MixingOp](), list[tuple[Tensor, Tensor]](), list[Tensor]()
+        self.inputs = floats_in(inputs)
+        for tensor in self.others.values():
+            tensor.requires_grad_(True)
+        for tensor in self.inputs:
+            tensor.copy_(moderate(tensor)).requires_grad_(True)
+        self._owners = {t.untyped_storage().data_ptr(): (name, t) for name, t in self.others.items() if t.numel()}
+
+    def run(self) -> "Recording":
+        """Run the copy once."""
+        with Operations(), self:
+            output = self._twin(*self._given.args, **self._given.kwargs)
+        self.outputs = [tensor for tensor in outputs_in(output) if tensor.requires_grad]
+        return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if WRITES.fullmatch(name) and self._is_buffer(args[0]):
             args = args[0].clone(), *args[1:]  # what was computed from the buffer is still to be differentiated
-        if pair := summands(func, args):
-            one, two = pair
-            self.sums.append((one.clone() if name in ("add_", "__iadd__") else one, two))
+        if name.startswith("fake_quantize"):  # which has no gradient for its buffers
+            args = tuple(each.detach() if self._is_buffer(each) else each for each in args)
+        if name in SUMS and len(args) > 1:
+            self._note_sum(args[0].clone() if name in ("add_", "__iadd__") else args[0], args[1])
         if name in LEAKY and args and args[0].is_floating_point():
             return LEAKY[name](func, *args, **kwargs)
         if name in RECURRENT:
             return unrolled(name, self._linear, *args)
         layout = READERS[name](*args, **kwargs) if name in READERS else None
-        try:
-            return self._product(name, partial(func, *args, **kwargs), layout)
-        except RuntimeError:  # some functions, as of quantization, have no gradient for a buffer
-            if layout is not None or not any(map(self._is_buffer, args)):
-                raise
-            return func(*(each.detach().clone() if self._is_buffer(each) else each for each in args), **kwargs)
+        return self._product(name, partial(func, *args, **kwargs), layout)
 
     def _is_buffer(self, value: Any) -> bool:
         storage = value.untyped_storage().data_ptr() if isinstance(value, Tensor) else 0
         return storage in self._owners and not isinstance(self._owners[storage][1], nn.Parameter)
+
+    def _note_sum(self, *pair: Any) -> None:
+        activations = [isinstance(x, Tensor) and x.requires_grad and not isinstance(x, nn.Parameter) for x in pair]
+        if all(activations) and pair[0].shape == pair[1].shape and pair[0].dim() > 1:
+            self.sums.append(pair)
 
     def _linear(self, taken: Tensor, weight: Tensor, *also: Tensor | None) -> Any:
         bias = also[0] if also else None
@@ -134,8 +115,7 @@ class _Recorder(TorchFunctionMode):
             result = moderate(compute())
         made = result.new_zeros(()).expand(result.shape).detach().requires_grad_(True)  # takes no memory
         columns = [] if column is None else self._channels(weight, column)
-        added = [channels for each in also if each is not None for channels in self._channels(each, 0)]
-        others = rows[1:] + [channels for channels in added if channels.dim >= 0]  # else the trial finds out
+        others = rows[1:] + [channels for each in also if each is not None for channels in self._channels(each, 0)]
         kind: Kind = "heads" if name == "einsum" and weight.dim() > 2 else "hidden"
         kind = "channels" if name.startswith("conv") else kind
         self.ops.append(
@@ -144,10 +124,7 @@ class _Recorder(TorchFunctionMode):
         return result + made
 
     def _channels(self, weight: Tensor, dim: int) -> list[Channels]:
-        """Find the dimension of a parameter that a dimension of a view of it runs along.
-
-        What is computed from parameters alone has its channels in each of those that has as many along that dimension.
-        """
+        """Find the dimension of a parameter, or of those it is computed from, that a dimension of a weight is along."""
         name, owner = self._owners.get(weight.untyped_storage().data_ptr(), ("", None))
         if not weight.is_floating_point():
             return []
@@ -162,31 +139,16 @@ class _Recorder(TorchFunctionMode):
         return []
 
     def _computed(self, weight: Tensor, dim: int) -> list[Channels]:
-        sources = [*(op.made for op in self.ops), *self._inputs, *self._others.values()]
+        sources = [*(op.made for op in self.ops), *self.inputs, *self.others.values()]
         grads = torch.autograd.grad(weight.sum(), sources, retain_graph=True, allow_unused=True)
-        fixed = len(sources) - len(self._others)
+        fixed = len(sources) - len(self.others)
         if any(grad is not None for grad in grads[:fixed]):
             return []
-        names = [name for name, grad in zip(self._others, grads[fixed:], strict=True) if grad is not None]
-        names.sort(key=lambda name: -self._others[name].numel())
-        fits = [name for name in names if self._others[name].shape[dim : dim + 1] == weight.shape[dim : dim + 1]]
-        if not fits or self._others[fits[0]].shape != weight.shape:
-            return [Channels(name, ~dim, 0, weight.shape[dim]) for name in names[:1]]
-        return [Channels(name, dim, 0, weight.shape[dim]) for name in fits]
-
-
-SUMS = ("add", "add_", "__add__", "__iadd__", "__radd__")
-
-
-def summands(func: Any, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
-    """Return what a call adds, if it adds two activations of one shape."""
-    if getattr(func, "__name__", "") not in SUMS or len(args) < 2:
-        return None
-    one, two = args[:2]
-    activations = all(
-        isinstance(each, Tensor) and each.requires_grad and not isinstance(each, nn.Parameter) for each in (one, two)
-    )
-    return (one, two) if activations and one.shape == two.shape and one.dim() > 1 else None
+        names = [name for name, grad in zip(self.others, grads[fixed:], strict=True) if grad is not None]
+        names.sort(key=lambda name: -self.others[name].numel())
+        fits = [name for name in names if self.others[name].shape[dim : dim + 1] == weight.shape[dim : dim + 1]]
+        made = fits and self.others[fits[0]].shape == weight.shape  # else it is no product that can be read
+        return [Channels(name, dim, 0, weight.shape[dim]) for name in fits] if made else []
 
 
 # The layout of a product: input, weight, what is added to each output channel, and (output channels of the weight, its

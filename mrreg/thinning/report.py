@@ -3,8 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -17,29 +16,27 @@ LITTLE = 0.85  # of a plain step's FLOPs: a masked step that computes more saves
 
 
 @dataclass(frozen=True)
-class ThinEntry:
-    """One group of units, or channels that cannot be one.
+class ThinEntry(UnitGroup):
+    """One group of units, or channels that cannot be one: the kind "none".
 
     Args:
         kind: "hidden", "heads", "channels", "inputs", "stream" or "blocks"; "none" where the channels form no group.
         units: Number of units.
         kept: Number of units present on a masked step; all of them where none is dropped.
         slots: The places in parameters and buffers where entries of the units lie.
-        admitted: True if units are dropped.
-        reason: Obstacle, if none is dropped; of units that are zeroed, the obstacle to leaving them out.
         blocks: The units, if they are blocks.
         zeroed: True if absent units are computed, and the columns that read them are zero: that regularizes as leaving
             them out does, and saves nothing.
+        admitted: True if units are dropped.
+        reason: Obstacle, if none is dropped; of units that are zeroed, the obstacle to leaving them out.
     """
 
-    kind: str
-    units: int
-    kept: int
-    slots: tuple[Slot, ...]
-    admitted: bool
-    reason: str
-    blocks: tuple[Block, ...] = ()
-    zeroed: bool = False
+    admitted: bool = False
+    reason: str = ""
+
+    def refused(self, reason: str) -> "ThinEntry":
+        """Return it with all of its units kept, and the reason why."""
+        return replace(self, kept=self.units, reason=reason)
 
     @property
     def p(self) -> float:
@@ -49,10 +46,10 @@ class ThinEntry:
     @property
     def outcome(self) -> str:
         """The outcome in a word or two."""
-        in_place = self.zeroed or self.kind in ("inputs", "outputs")
-        return ("zeroed" if in_place else "left out") if self.admitted else "whole"
+        return ("zeroed" if self.keeps_shape else "left out") if self.admitted else "whole"
 
 
+@dataclass(eq=False, repr=False)
 class ThinReport(Mapping[str, ThinEntry]):
     """What `thin` found in a model: a mapping from the names of groups to entries, and the FLOPs of a masked step.
 
@@ -76,29 +73,23 @@ class ThinReport(Mapping[str, ThinEntry]):
         (32, 0.5, 0.6)
     """
 
-    def __init__(
-        self,
-        entries: Mapping[str, ThinEntry],
-        overrides: Sequence[AttributeOverride],
-        k: int,
-        flops: tuple[int, int],
-        signature: Mapping[str, str],
-        dropouts: Sequence[str] = (),
-    ) -> None:
-        self._entries, self.overrides, self.k = dict(entries), tuple(overrides), k
-        self.flops, self.signature = flops, dict(signature)
-        self.dropouts = tuple(dropouts)
+    entries: Mapping[str, ThinEntry]
+    overrides: Sequence[AttributeOverride]
+    k: int
+    flops: tuple[int, int]
+    signature: Mapping[str, str]
+    dropouts: Sequence[str] = ()
 
     def __getitem__(self, name: str) -> ThinEntry:
-        if name not in self._entries:
-            raise KeyError(f"no group {name!r}; there is: {quoted(self._entries)}")
-        return self._entries[name]
+        if name not in self.entries:
+            raise KeyError(f"no group {name!r}; there is: {quoted(self.entries)}")
+        return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     @property
     def masked_share(self) -> float:
@@ -112,30 +103,19 @@ class ThinReport(Mapping[str, ThinEntry]):
         return (1 + (self.k - 1) * self.masked_share) / self.k
 
     @property
-    def groups(self) -> list[UnitGroup]:
+    def groups(self) -> list[ThinEntry]:
         """Groups that lose units."""
-        admitted: Any = [
-            (n, e.kind, e.units, e.kept, e.slots, e.blocks, e.zeroed) for n, e in self.items() if e.admitted
-        ]
-        return [UnitGroup(*each) for each in admitted]
-
-    def with_k(self, k: int) -> "ThinReport":
-        """The same outcome for another number of steps per cycle."""
-        entries, overrides, _, *rest = self._state()
-        return ThinReport(entries, overrides, k, *rest)
+        return [entry for entry in self.values() if entry.admitted]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a file, for `ThinReport.load`."""
-        torch.save(self._state(), path)
+        torch.save(vars(self), path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "ThinReport":
         """Read a report that `save` wrote, without running code from the file."""
         with torch.serialization.safe_globals([ThinEntry, Slot, Block, AttributeOverride]):
-            return cls(*torch.load(path, weights_only=True))
-
-    def _state(self) -> tuple[Any, ...]:
-        return self._entries, self.overrides, self.k, self.flops, self.signature, self.dropouts
+            return cls(**torch.load(path, weights_only=True))
 
     def __repr__(self) -> str:
         return str(self)
@@ -192,4 +172,4 @@ def fitting(model: nn.Module, plan: ThinReport, k: int) -> ThinReport:
         }
         remedy = f"In all {len(differing)} differ. Give example_inputs instead, to search again."
         raise invalid_argument(ValueError, WHERE, "plan", "one for this model", found, remedy)
-    return plan.with_k(k)
+    return replace(plan, k=k)

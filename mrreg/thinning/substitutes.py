@@ -14,10 +14,7 @@ Step = Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]]  # from gates and 
 
 
 def unrolled(name: str, linear: Linear, x: Tensor, *args: Any) -> Any:
-    """Compute what the torch function of this name does, as if every step of a sequence were the second one.
-
-    All layers and directions have the same units, since torch gives them one size.
-    """
+    """Compute what the torch function of this name does, as if every step of a sequence were the second one."""
     kind = name.removesuffix("_cell")
     if name != kind:
         w_ih, w_hh, b_ih, b_hh = (*args[1:], None, None)[:4]
@@ -80,40 +77,25 @@ def _prelu(_: Any, x: Tensor, weight: Tensor) -> Tensor:
     return F.leaky_relu(x, 0.3) + slope * x
 
 
-def _leaky_pool(dims: int) -> Callable[..., Any]:
-    """Add the mean over positions to a maximum, which alone would hide the slope of a PReLU under it."""
-
-    def pool(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        value = func(x, *args, **kwargs)
-        return value + x.mean(tuple(range(-dims, 0)), keepdim=True) if isinstance(value, Tensor) else value
-
-    return pool
-
-
-def _batch_norm(
-    func: Any, x: Tensor, running_mean: Any = None, running_var: Any = None, *rest: Any, **named: Any
-) -> Any:
-    """Normalize by a formula: autograd's has no gradient for the running statistics, nor may it write to such.
-
-    The statistics of a batch, or of an instance, are of one channel each too.
-    """
-    given: list[Any] = [*rest, None, None, None]
-    training = named.get("training", named.get("use_input_stats", given[2]))
-    if running_mean is None or (training and not running_mean.requires_grad):
-        return func(x, running_mean, running_var, *rest, **named)
-    weight, bias = named.get("weight", given[0]), named.get("bias", given[1])
+def _batch_norm(func: Any, x: Tensor, mean: Any = None, var: Any = None, *rest: Any, **named: Any) -> Any:
+    """Normalize by a formula: autograd's has no gradient for the running statistics, nor may it write to such."""
+    mean, var = named.pop("running_mean", mean), named.pop("running_var", var)
+    given = dict(zip(("weight", "bias", "training"), rest, strict=False)) | named
+    training = given.get("training", given.get("use_input_stats"))
+    if mean is None or (training and not mean.requires_grad):
+        return func(x, mean, var, *rest, **named)
+    weight, bias = given.get("weight"), given.get("bias")
     shape = (-1, *[1] * (x.dim() - 2))
-    scale = (running_var + 1e-5).rsqrt() * (1 if weight is None else weight)
-    shift = (0 if bias is None else bias) - running_mean * scale
+    scale = (var + 1e-5).rsqrt() * (1 if weight is None else weight)
+    shift = (0 if bias is None else bias) - mean * scale
     return x * scale.reshape(shape) + shift.reshape(shape)
 
 
-# A unit that relu holds at zero, or that is never the largest, would seem to reach nothing.
+# A unit that relu holds at zero would seem to reach nothing.
 LEAKY: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("relu", "relu_", "relu6", "hardtanh", "hardtanh_", "leaky_relu", "leaky_relu_"), _leaky),
     **dict.fromkeys(("hardswish", "hardsigmoid", "threshold", "threshold_", "hardshrink"), _leaky),
     **dict.fromkeys(("clamp", "clamp_min", "clip"), _clamp),
     "prelu": _prelu,
     **dict.fromkeys(("batch_norm", "instance_norm"), _batch_norm),
-    **{f"{kind}max_pool{d}d": _leaky_pool(d) for kind in ("", "adaptive_") for d in (1, 2, 3)},
 }

@@ -134,11 +134,7 @@ def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
 
 @torch.no_grad()
 def randomize(twin: nn.Module) -> None:
-    """Fill parameters and BatchNorm statistics with the same random numbers at every call.
-
-    They make it certain that units which influence something are seen to do so: a fresh model has zeros in its biases,
-    its running means and often in the last normalization of a residual branch.
-    """
+    """Fill parameters and BatchNorm statistics with the same random numbers at every call: a fresh model has zeros."""
     torch.manual_seed(0)
     for parameter in twin.parameters():
         if parameter.dim() > 1 or parameter.is_complex():
@@ -152,8 +148,15 @@ def randomize(twin: nn.Module) -> None:
             module.running_var.uniform_(0.5, 1.5)
 
 
-class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets no operation go below default precision: norms and softmax in float32 would hide small differences."""
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets no operation go below default precision, makes random numbers extreme if asked, and notes `singles`.
+
+    Those are functions along a dimension of one element, which hide there what they mix elsewhere.
+    """
+
+    def __init__(self, largest: bool | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest, self.singles = largest, dict[str, None]()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -163,7 +166,20 @@ class DoublePrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if isinstance(dtype := kwargs.get("dtype"), torch.dtype):
             kwargs = {**kwargs, "dtype": _precision(dtype, torch.get_default_dtype())}
-        return func(*args, **kwargs)
+        output = func(*args, **kwargs)
+        value, name = args[0] if args else None, func._schema.name.removeprefix("aten::")
+        if not isinstance(output, Tensor):
+            return output
+        noise = output.is_floating_point() or output.dtype is torch.bool
+        if self.largest is not None and noise and RANDOM_OPERATION.fullmatch(name):
+            output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
+        if isinstance(value, Tensor) and 1 in value.shape and 1 < value.numel() == output.numel():
+            dims = dict(zip((each.name for each in func._schema.arguments), args, strict=False)).get("dim")
+            dims = [dims] if isinstance(dims, int) else dims or []
+            single = dims and all(-value.dim() <= d < value.dim() and value.shape[d] == 1 for d in dims)
+            if single and value.is_floating_point() and not torch.equal(value.flatten(), output.flatten()):
+                self.singles[name.strip("_")] = None
+        return output
 
 
 @contextmanager
@@ -188,38 +204,18 @@ def probing(twin: nn.Module, precision: torch.dtype = torch.float64) -> Iterator
 
 
 def set_generators(largest: bool | None) -> None:
-    """Let all generators draw the same numbers as ever after this call; those of Python and NumPy, if asked, extremes.
+    """Let all generators draw the same numbers as ever; the next ones of Python and NumPy, if asked, near 1, or 0.
 
-    The next numbers of those lie then just below 1, or are 0; later ones are ordinary, or sampling by rejection would
-    never end.
+    Later ones are ordinary, or sampling by rejection would never end.
     """
-    torch.manual_seed(0)
     numpy = sys.modules.get("numpy")
-    if largest is None:
-        random.seed(0)
+    for seed in (torch.manual_seed, random.seed, *([numpy.random.seed] if numpy else [])):
+        seed(0)
+    if largest is not None:
+        words = (*(MT_ONES if largest else 0,) * MT_EXTREME, *range(MT_WORDS - MT_EXTREME))
+        random.setstate((3, (*words, 0), None))
         if numpy:
-            numpy.random.seed(0)
-        return
-    words = (*(MT_ONES if largest else 0,) * MT_EXTREME, *range(MT_WORDS - MT_EXTREME))
-    random.setstate((3, (*words, 0), None))
-    if numpy:
-        numpy.random.set_state(("MT19937", words, 0))
-
-
-class ExtremeNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes random numbers of torch as large or as small as possible."""
-
-    def __init__(self, largest: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.largest = largest
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        name = func._schema.name.removeprefix("aten::")
-        noise = isinstance(output, Tensor) and (output.is_floating_point() or output.dtype is torch.bool)
-        if noise and RANDOM_OPERATION.fullmatch(name):
-            output.fill_((1.0 if "bernoulli" in name else BELOW_ONE) * self.largest)
-        return output
+            numpy.random.set_state(("MT19937", words, 0))
 
 
 @contextmanager

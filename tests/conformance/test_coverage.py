@@ -12,10 +12,9 @@ from time import process_time
 
 import pytest
 import torch
-from helpers.architectures import double
+from helpers.architectures import MODELS, build, double
 from helpers.documents import ROOT
 from helpers.thin_oracle import check_steps
-from helpers.zoo import MODELS, build
 
 import mrreg
 

@@ -109,7 +109,7 @@ def close(one: list[Tensor], two: list[Tensor]) -> None:
 
 @by_name
 def test_forward(name: str) -> None:
-    """In training the module with its slow weights at zero, in evaluation the module; both after a cast as before."""
+    """In training the module with its slow weights at zero, in evaluation the module; after a cast, and copied, too."""
     for kind, given in inputs(name):
         plain, mask, _ = built(kind, given)
         for dtype in (torch.float32, torch.float64):
@@ -117,20 +117,11 @@ def test_forward(name: str) -> None:
             close(run(mask, given, dtype), run(zeroed(plain, mask), given, dtype))
             assert all(torch.equal(p, q) for p, q in zip(mask.parameters(), plain.parameters(), strict=True))
             close(run(mask.eval(), given, dtype), run(plain.eval(), given, dtype))
-
-
-@by_name
-def test_state_dict_copies_and_pickles(name: str) -> None:
-    for kind, given in inputs(name):
-        plain, mask, _ = built(kind, given)
-        shapes = [[(key, value.shape) for key, value in each.state_dict().items()] for each in (mask, plain)]
-        assert shapes[0] == shapes[1]
         mask.load_state_dict(plain.state_dict())
-        run(mask, given)
+        assert list(mask.state_dict()) == list(plain.state_dict())
         for twin in (copy.deepcopy(mask), pickle.loads(pickle.dumps(mask))):
-            close(run(twin.eval(), given), run(plain.eval(), given))
-        assert str(mrreg.unwrap(copy.deepcopy(mask))) == str(plain.train())
-        assert all(p.is_meta for p in mask.to("meta").parameters())
+            close(run(twin, given, dtype), run(plain, given, dtype))
+        assert str(mrreg.unwrap(mask)) == str(plain)
 
 
 @by_name

@@ -59,7 +59,7 @@ def test_the_tables_name_every_saved_key() -> None:
     for without in (None, model.get_parameter("1.bias")):  # which has a direction, then no gradient: it rests
         _step(optimizer, without)
         _step(optimizer)
-    thin, _ = mrreg.thin(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), example_inputs=torch.randn(2, 2))
+    thin, _ = mrreg.thin(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), 0.5, 5, torch.randn(2, 2))
     thinned = torch.optim.SGD(thin.parameters(), lr=0.1)
     mrreg.attach(thinned, thin)
     assert (_keys(optimizer) | _keys(thinned)) - torchs | {"noise_seed", "noise_steps"} == set(KEYS)

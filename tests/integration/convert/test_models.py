@@ -79,13 +79,6 @@ def encoder(**options: Any) -> tuple[nn.Module, Any]:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 4, 8)
 
 
-def timm_transformer() -> tuple[nn.Module, Any]:
-    timm = pytest.importorskip("timm")
-    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 3, "num_heads": 2, "num_classes": 4}
-    model = timm.models.VisionTransformer(**sizes, drop_path_rate=0.5, proj_drop_rate=0.25)
-    return model, torch.randn(2, 3, 16, 16)
-
-
 def bert() -> tuple[nn.Module, Any]:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -192,18 +185,6 @@ def test_a_masked_step_computes_less_and_options_reach_the_mask() -> None:
     assert (mask_of(model).k, mask_of(model).rescale, mask_of(model).boost) == (7, False, 2)
     mrreg.unwrap(model)
     assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Identity, nn.Linear]
-
-
-def test_drop_paths_say_which_blocks_to_write_and_that_works() -> None:
-    model, inputs = timm_transformer()
-    plain = copy.deepcopy(model)
-    model, report = mrreg.swap_dropout(model, 3, inputs)
-    told = [swap.reason for swap in report.values() if swap.what.startswith("DropPath")]
-    calls = [reason.partition('"blocks": ')[2].partition("}")[0] + "}" for reason in told]
-    assert calls
-    asked = {path: p for call in calls for path, p in eval(call).items()}
-    _, thin = mrreg.thin(plain, {"blocks": asked}, 3, inputs)
-    assert (thin["blocks"].units, thin["blocks"].kept) == (len(asked), len(asked) - round(sum(asked.values())))
 
 
 def test_hugging_faces_bert() -> None:

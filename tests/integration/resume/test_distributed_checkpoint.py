@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 import mrreg
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-AHEAD = 5
+AHEAD = 4
 Pair = tuple[nn.Module, Optimizer]
 Make = Callable[[], Pair]
 
@@ -88,7 +88,7 @@ def same_training(one: Pair, other: Pair, steps: range) -> None:
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_getters_move_nothing(make: Make) -> None:
     first = 0 if isinstance(make()[1], mrreg.Multirate) else 1  # torch's own optimizers get state that counts
-    for stop in (first, 2, 4):
+    for stop in (first, 2):
         (net, optimizer), undisturbed = make(), make()
         train(net, optimizer, range(stop))
         train(*undisturbed, range(stop))
@@ -103,7 +103,7 @@ def test_getters_move_nothing(make: Make) -> None:
 
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_a_fresh_optimizer_goes_on_bit_for_bit(make: Make, tmp_path: Path) -> None:
-    for stop in (0, 2, 3):
+    for stop in (0, 2):
         net, optimizer = make()
         train(net, optimizer, range(stop))
         save(net, optimizer, tmp_path / str(stop))

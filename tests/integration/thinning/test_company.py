@@ -1,4 +1,4 @@
-"""Thin models beside averages, mixed precision, clipping, slow parts, compilation, copies, threads and generation."""
+"""Thin models beside averages, mixed precision, clipping, slow parts, compilation, copies and threads."""
 
 import copy
 import threading
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.architectures import build
 from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from torch import Tensor, nn
@@ -224,22 +223,3 @@ def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):  # on their way
         assert seen[0][0].pop(name).shape == before[0].pop(name).shape
     torch.testing.assert_close(seen, [before], rtol=0, atol=0)
-
-
-def test_gpt2_generates_in_the_middle_of_a_cycle() -> None:
-    model: Any
-    model, inputs = build("gpt2")
-    plain: Any = copy.deepcopy(model)
-    model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=inputs)
-    optimizer = momentum(model.parameters())
-    mrreg.attach(optimizer, model)
-    ids = inputs["input_ids"]
-    torch.autograd.backward(model.train()(ids).logits.sum())
-    optimizer.step()
-    state = copy.deepcopy(model.state_dict())
-    plain.load_state_dict(state)
-    options: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    assert model.generate(ids, **options).shape[1] == ids.shape[1] + 4
-    assert mask_of(model).masking
-    assert torch.equal(model.eval().generate(ids, **options), plain.eval().generate(ids, **options))
-    torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)

@@ -17,23 +17,6 @@ OPTIMIZER = partial(AdamW, lr=0.001, eps=0.01)
 Groups = dict[str, tuple[str, int]]
 
 
-class Concatenated(nn.Module):
-    """DenseNet: each layer reads what all before it have made, behind a norm of all of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8 + 4 * i) for i in range(3))
-        self.layers = nn.ModuleList(nn.Conv2d(8 + 4 * i, 4, 3, padding=1) for i in range(2))
-        self.out = nn.Linear(16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for norm, layer in zip(self.norms, self.layers, strict=False):
-            x = torch.cat([x, layer(F.relu(norm(x)))], 1)
-        return self.out(F.relu(self.norms[2](x)).mean((2, 3)))  # type: ignore[no-any-return]
-
-
 class Mixed(nn.Module):
     """A skip of the inputs, units that can be left out, and some whose number is written into a shape."""
 
@@ -77,18 +60,6 @@ class Written(nn.Module):
         return torch.bmm(torch.bmm(x, self.up).relu(), self.down)
 
 
-class LowRank(nn.Module):
-    """A feed-forward layer with an adapter, whose rank is nothing to drop by default."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.a, self.b = nn.Linear(6, 16), nn.Linear(6, 4, bias=False), nn.Linear(4, 16, bias=False)
-        self.down = nn.Linear(16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x) + 0.5 * self.b(self.a(x))))  # type: ignore[no-any-return]
-
-
 class Recurrent(nn.Module):
     """Recurrent layers, one after another, in both directions, with what they end with."""
 
@@ -130,11 +101,6 @@ def large(*shape: int) -> Tensor:
 
 
 MODELS: dict[str, tuple[Any, Tensor, Groups]] = {
-    "concatenated": (
-        Concatenated,
-        torch.randn(4, 3, 5, 5),
-        {"stem": ("channels", 8), "layers.0": ("channels", 4), "layers.1": ("channels", 4)},
-    ),
     "mixed": (Mixed, torch.randn(6, 5), {"one": ("hidden", 12), "two": ("hidden", 8)}),
     "normed": (Normed, torch.randn(3, 3, 7), {"one": ("channels", 8), "two": ("channels", 6)}),
     "written": (
@@ -157,9 +123,8 @@ MODELS: dict[str, tuple[Any, Tensor, Groups]] = {
     },
     **{
         f"cells of {kind.__name__}": (partial(Cells, kind, kind), torch.randn(3, 2, 4), {"encoder": ("hidden", 6)})
-        for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
+        for kind in (nn.LSTMCell, nn.RNNCell)
     },
-    "low rank": (LowRank, torch.randn(5, 6), {"up": ("hidden", 16)}),
     **{
         f"saturated {activation.__name__}": (
             lambda activation=activation: nn.Sequential(nn.Linear(6, 8), activation(), nn.Linear(8, 2)),

@@ -1,12 +1,10 @@
 """What stands for a dropout in all kinds of forwards, what is left and why; looking leaves no trace."""
 
 import copy
-import random
 import re
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -37,9 +35,15 @@ class Doubling(nn.Linear):
         return F.linear(input, self.weight * 2)
 
 
-class Noise(nn.Dropout):
-    def forward(self, input: Tensor) -> Tensor:
-        return input + torch.randn_like(input)
+class Transposed(nn.Module):
+    """Linear with its weight the other way round, as GPT-2 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], -1)
 
 
 def linear() -> nn.Module:
@@ -72,29 +76,15 @@ def in_place(m: Any, x: Tensor) -> Tensor:
     return y  # type: ignore[no-any-return]
 
 
-def written_to(m: Any, x: Tensor) -> Tensor:
-    y = m.drop(F.softplus(m.one(x)))
-    y[0] = 1
-    return m.two(y)  # type: ignore[no-any-return]
-
-
-def mixed(m: Any, x: Tensor) -> Tensor:
-    return x + m.drop(m.two(m.drop(F.relu(m.one(x)))))  # type: ignore[no-any-return]
-
-
 MASKED: dict[str, tuple[nn.Module, dict[str, str]]] = {
-    "attributes": (net(lambda m, x: m.two(m.drop(F.relu(m.one(x))))), {"one": "hidden"}),
     "after a transpose": (net(lambda m, x: m.two(m.drop(x).transpose(0, 1))), {"two": "input"}),
     "times a gate": (net(lambda m, x: m.two(m.drop(m.one(x)) * torch.sigmoid(x))), {"one": "hidden"}),
-    "activation after": (net(lambda m, x: m.two(F.gelu(m.drop(m.one(x))))), {"one": "hidden"}),
-    "product": (net(lambda m, x: x + m.drop(torch.sigmoid(m.two(x)) * m.one(x))), {"one": "output"}),
     "residual": (net(lambda m, x: m.two(x + m.drop(m.one(x)))), {"one": "output"}),
+    "a layer that is not torch's": (net(lambda m, x: x + m.drop(m.one(x)), one=Transposed()), {"one": "output"}),
     "residual in place": (net(in_place), {"one": "output"}),
     "norm": (net(lambda m, x: m.norm(m.drop(m.one(x))), norm=nn.LayerNorm(6)), {"one": "output"}),
-    "concatenated": (net(lambda m, x: m.two(torch.cat([m.drop(m.one(x)), x]))), {"one": "output"}),
     "changed forward": (net(lambda m, x: m.two(m.drop(m.one(x))), two=Doubling(6, 6)), {"one": "rank"}),
     "taker used without it": (net(lambda m, x: m.two(m.drop(m.one(x))) + m.two(x)), {"one": "output"}),
-    "reused": (net(mixed), {"one": "hidden", "two": "output"}),
     "reused, of two sizes": (
         net(chain, two=nn.Linear(6, 8), three=nn.Linear(8, 2)),
         {"one": "hidden", "two": "hidden"},
@@ -104,9 +94,7 @@ MASKED: dict[str, tuple[nn.Module, dict[str, str]]] = {
         net(lambda m, x: m.two(m.drop(F.gelu(m.one(x)).mul_(2))), drop=nn.Dropout(0.5, inplace=True)),
         {"one": "hidden"},
     ),
-    "attention": (net(lambda m, x: m.mha(y := m.drop(x), y, y), mha=attention()), {"mha": "input"}),
     "attention made it": (net(lambda m, x: x + m.drop(m.mha(x, x, x)[0]), mha=attention()), {"mha.out_proj": "output"}),
-    "embedding": (net(lambda m, x: x + m.drop(m.emb(torch.tensor(1))), emb=nn.Embedding(3, 6)), {"emb": "output"}),
     "convolution": (
         net(lambda m, x: m.conv(m.drop(x.mT)), drop=nn.Dropout1d(), conv=nn.Conv1d(6, 2, 1)),
         {"conv": "input"},
@@ -115,7 +103,6 @@ MASKED: dict[str, tuple[nn.Module, dict[str, str]]] = {
         net(lambda m, x: m.two(m.drop(m.one(x))), one=mrreg.MultirateMask(linear())),
         {"two": "input"},
     ),
-    "two makers": (net(lambda m, x: x + m.drop(m.one(x) + m.two(x))), {"one": "output", "two": "output"}),
     "batch norm after it": (
         net(lambda m, x: x + m.drop(m.norm(m.one(x).mT).mT), norm=nn.BatchNorm1d(6)),
         {"one": "output", "norm": "output"},
@@ -123,15 +110,6 @@ MASKED: dict[str, tuple[nn.Module, dict[str, str]]] = {
     "the features of a convolution": (
         net(lambda m, x: m.end(m.drop(F.relu(m.conv(x)).flatten(1))), conv=nn.Conv1d(3, 4, 3), end=nn.Linear(16, 2)),
         {"end": "input"},
-    ),
-    "its channels": (
-        net(
-            lambda m, x: m.end(m.drop(F.relu(m.conv(x))).flatten(1)),
-            drop=nn.Dropout1d(),
-            conv=nn.Conv1d(3, 4, 3),
-            end=nn.Linear(16, 2),
-        ),
-        {"conv": "channels"},
     ),
     "channels of what no layer made": (
         net(lambda m, x: m.end(m.drop(x.exp()).flatten(1)), drop=nn.Dropout1d(0.4), end=nn.Linear(18, 2)),
@@ -168,28 +146,18 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
         net(lambda m, x: m.drop(x.matmul(x.mT).softmax(-1)) @ x),
         "attention probabilities, which have no weight",
     ),
-    "maker used elsewhere": (
-        net(lambda m, x: (y := m.one(x)) + m.drop(y)),
-        r"zeros in outputs of one \(output\) would do something else",
-    ),
     "not zero at zero": (net(lambda m, x: x + m.drop(torch.sigmoid(m.one(x)))), "would do something else"),
     "query only": (net(lambda m, x: m.mha(m.drop(x), x, x), mha=attention()), r"inputs of mha \(input\) would do"),
     "bilinear made it": (
         net(lambda m, x: m.drop(m.bi(x, x)) + x, bi=nn.Bilinear(6, 6, 6)),
         r'masked by hand, before this: mrreg.mask\(model, \{layer: p\}, structure="input"\), or "output"',
     ),
-    "overwritten": (net(written_to), "would do something else"),
     "not called": (net(lambda m, x: m.two(m.one(x))), "the forward on example_inputs does not call it"),
     "p of no unit": (net(lambda m, x: m.two(m.drop(x)), drop=nn.Dropout(0.05)), "p = 0.05 of 6 units is none"),
     "alpha dropout": (net(lambda m, x: m.two(m.drop(x)), drop=nn.AlphaDropout()), "a value other than zero"),
-    "changed dropout": (net(lambda m, x: m.two(m.drop(x)), drop=Noise()), "something else than torch's dropout"),
     "whole tokens": (net(lambda m, x: m.two(m.drop(x.exp())), drop=nn.Dropout1d()), "no layer reads or makes"),
     "tied": (tied(), "would do something else"),
     "no gradient": (net(torch.no_grad()(lambda m, x: m.two(m.drop(x)))), "no layer reads or makes"),
-    "sparse": (
-        net(lambda m, x: x + m.drop(m.emb(torch.tensor(1))), emb=nn.Embedding(3, 6, sparse=True)),
-        "'emb' has sparse gradients",
-    ),
     "masked": (
         net(lambda m, x: m.two(m.drop(x)), two=mrreg.MultirateMask(linear())),
         "'two' has a MultirateMask of its own",
@@ -288,10 +256,9 @@ def test_report_reads_line_by_line() -> None:
     assert report.thin is not None
     assert str(report).splitlines() == [
         "1 of 2 dropouts replaced by masks",
-        "  2  Dropout(p=0.5) -> hidden mask on 0: it lies between layers that share these units",
+        "  2  Dropout(p=0.5) -> hidden mask on 0",
         f"  5  Dropout(p=0.1) -> left: {NOBODY}",
-        "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout, two different "
-        "passes of one batch) gets none from them.",
+        "Masks are held for a cycle: code that needs fresh noise at every forward (Monte Carlo dropout) gets none.",
         *report.thin.summary().splitlines(),
     ]
 
@@ -302,19 +269,11 @@ def test_nothing_to_do_warns_at_the_users_line() -> None:
     assert caught[0].filename == __file__
 
 
-def test_modes_stay_as_they_were() -> None:
-    model = nn.Sequential(linear().eval(), nn.Dropout().eval(), linear(), nn.Dropout(), linear())
-    mrreg.swap_dropout(model, example_inputs=torch.randn(2, 6))
-    assert [module.training for module in model] == [False, False, True, True, True]
-
-
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"model": "net"}, TypeError, "swap_dropout: model must be a torch.nn.Module, got 'str'"),
         ({"example_inputs": None}, ValueError, "swap_dropout: example_inputs must be what one training forward takes"),
         ({"k": 0}, ValueError, "k must be"),
-        ({"k": True}, TypeError, "k must be"),
         ({"boost": float("nan")}, ValueError, "boost must be"),
         ({"rescale": 1}, TypeError, "rescale must be"),
         (
@@ -332,14 +291,6 @@ def test_bad_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exce
     assert isinstance(model[1], nn.Dropout)
 
 
-def test_a_model_that_cannot_be_copied_is_refused() -> None:
-    model = net(lambda m, x: m.two(m.drop(x)))
-    model.lock = (_ for _ in ())  # type: ignore[assignment]
-    with pytest.raises(RuntimeError, match="the model cannot be copied"):
-        mrreg.swap_dropout(model, example_inputs=torch.ones(2, 6))
-    assert isinstance(model.drop, nn.Dropout)
-
-
 def test_a_forward_that_only_runs_in_single_precision_is_followed_in_it() -> None:
     def single(m: Any, x: Tensor) -> Tensor:
         if x.dtype == torch.float64:
@@ -348,52 +299,3 @@ def test_a_forward_that_only_runs_in_single_precision_is_followed_in_it() -> Non
 
     _, report = mrreg.swap_dropout(net(single), example_inputs=torch.randn(2, 6))
     assert report["drop"].masks == {"one": "hidden"}
-
-
-class Sloppy(nn.Module):
-    """Everything that a forward may leave behind."""
-
-    steps: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.norm, self.drop, self.two = linear(), nn.BatchNorm1d(6), nn.Dropout(), linear()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        self.calls, self.seen, self.last = 0, [torch.ones(1)], torch.ones(1)
-
-    def forward(self, x: Tensor, scale: float = 1) -> Tensor:
-        self.calls += 1
-        self.steps = self.steps + 1
-        self.seen.append(x)
-        self.last = self.one(x) * (random.random() + np.random.rand() + torch.rand(()))  # noqa: NPY002
-        return self.two(self.drop(self.norm(self.last))) * scale  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("training", "keywords"), [(True, False), (False, True)])
-def test_following_a_forward_leaves_nothing_behind(training: bool, keywords: bool) -> None:
-    model = Sloppy().train(training)
-    model(torch.randn(3, 6)).sum().backward()  # caches activations with a history
-    model.one.weight.requires_grad_(False)
-    heard: list[int] = []
-    model.one.register_forward_hook(lambda *_: heard.append(1))
-    hooks, state = dict(model.one._forward_hooks), copy.deepcopy(model.state_dict())
-    parameters, grads = dict(model.named_parameters()), {n: p.grad for n, p in model.named_parameters()}
-    old = model.calls, len(model.seen), model.last
-    x = torch.randn(1, 6, requires_grad=True)
-    inputs = x * 1
-    before = inputs.clone()
-    generators = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
-    mrreg.swap_dropout(model, example_inputs={"x": inputs} if keywords else (inputs, 2.0))
-    assert torch.equal(torch.get_rng_state(), generators[0])
-    assert random.getstate() == generators[1]
-    assert str(np.random.get_state()) == generators[2]  # noqa: NPY002
-    assert (model.calls, len(model.seen), model.last) == old
-    assert heard == []
-    assert dict(model.one._forward_hooks) == hooks
-    assert model.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    plain = dict(mrreg.unwrap(model).named_parameters())
-    assert all(plain[name] is p and p.grad is grads[name] for name, p in parameters.items())
-    assert not model.one.weight.requires_grad
-    assert torch.equal(inputs, before)
-    assert model.training == model.norm.training == training

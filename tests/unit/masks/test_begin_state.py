@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mrreg
 from mrreg.masks.install import install
-from mrreg.masks.nested import leaves
+from mrreg.masks.optimizers import leaves
 
 DECAY: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
 GROUP = group("0", 10, 5, producer=[("0.weight", 0), ("0.bias", 0)], consumer=[("2.weight", 1)])
@@ -21,25 +21,22 @@ Begin = Callable[[Tensor], Any]
 
 
 class Everything(torch.optim.Optimizer):
-    """Counters of each entry, step sizes, a copy of the weights in another precision, and lists of momenta."""
+    """Step sizes, a copy of the weights in another precision, and momenta in lists and dicts."""
 
     def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.02, "decay": 0.1})
+        super().__init__(params, {"lr": 0.02, "weight_decay": 0.1})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for each in self.param_groups:
             for p in each["params"]:
                 if p not in self.state:
-                    rates = torch.full_like(p, each["lr"])
-                    self.state[p] = {"count": torch.zeros_like(p, dtype=torch.int64), "rates": rates}
                     momenta = [torch.zeros_like(p), {"slow": (torch.ones_like(p), "name")}]
-                    self.state[p].update(master=p.double(), momenta=momenta)
-                state, force = self.state[p], p.grad + each["decay"] * p
-                state["count"] += 1
-                state["rates"] *= 0.9
+                    self.state[p] = {"rates": torch.full_like(p, each["lr"]), "master": p.double(), "momenta": momenta}
+                state, force = self.state[p], p.grad + each["weight_decay"] * p
+                state["rates"] *= 1 + p.grad.sign() / 10
                 state["momenta"][0].lerp_(force, 0.1)
-                state["momenta"][1]["slow"][0].lerp_(force, 0.01)
+                state["momenta"][1]["slow"][0].add_(force)
                 state.setdefault("first", force.clone())
                 state["master"] -= state["rates"] * state["momenta"][0]
                 p.copy_(state["master"])
@@ -56,7 +53,6 @@ KINDS: dict[str, tuple[Callable[[Any], Any], dict[Any, Begin]]] = {
     "everything": (
         Everything,
         {
-            "count": lambda _: 0,
             "rates": lambda _: 0.02,
             "master": lambda w: w.double(),
             "first": lambda _: 0,
@@ -85,7 +81,7 @@ def test_absent_entries_have_what_the_optimizer_begins_with_until_they_move(kind
         if t == 0:
             absent = weight.detach() == before
             assert 0 < absent.sum() < absent.numel()
-        found = dict(leaves(optimizer.state[weight]))
+        found = leaves(optimizer.state[weight])
         for name, value in begin.items():
             path = name if isinstance(name, tuple) else (name,)
             expected = torch.as_tensor(value(before), dtype=found[path].dtype).expand(before.shape)

@@ -34,7 +34,7 @@ def test_each_step_is_a_masked_one(k: int, make: Callable[[Any], Optimizer]) -> 
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], value, **TOLERANCE)
     assert "no joint step" in str(handle)
-    assert "    steps take" in str(handle)
+    assert "    masked steps take" in str(handle)
     assert "mask/steps_to_joint" not in handle.state()
 
 

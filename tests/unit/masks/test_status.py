@@ -76,34 +76,21 @@ def test_cycles_of_two_lengths_have_numbers_of_their_own() -> None:
     assert (state["mask0/present"], state["mask1/present"]) == (1, 0.5)
 
 
-def thin_net() -> nn.Module:
-    model = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 20))
-    return mrreg.thin(model, p=0.25, k=5, example_inputs=torch.randn(2, 20))[0]
-
-
-def test_of_a_thin_network_the_groups_are_named() -> None:
-    model = thin_net()
+def test_of_a_thin_network_the_groups_are_named_and_the_share_of_flops_is_known() -> None:
+    plain = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 20))
+    model, report = mrreg.thin(plain, p=0.25, k=5, example_inputs=torch.randn(2, 20))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     handle = mrreg.attach(optimizer, model)
     assert "75% of 656 masked entries present" in str(handle)
     assert str(handle).splitlines()[3] == "    0: 12 of 16 units (hidden) on masked steps"
-    train(model, optimizer, 4)
-    assert handle.state()["mask/present"] == 1
-    mrreg.unwrap(model)
-    assert handle.state()["mask/present"] == 1
-    assert str(handle) == "Attachment (drives nothing)"
-
-
-def test_of_a_thin_network_the_share_of_flops_is_known() -> None:
-    model = thin_net()
-    masked = mrreg.thin(mrreg.unwrap(model), p=0.25, k=5, example_inputs=torch.randn(2, 20))[1].masked_share
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = mrreg.attach(optimizer, model)
     shares = []
     for _ in range(5):
         shares.append(handle.state()["mask/flops"])
         train(model, optimizer, 1)
-    assert shares == [masked] * 4 + [1]
+    assert shares == [report.masked_share] * 4 + [1]
     other = copy.deepcopy(model)
     its = torch.optim.SGD(other.parameters(), lr=0.1)
-    assert mrreg.attach(its, other).state()["mask/flops"] == masked
+    assert mrreg.attach(its, other).state()["mask/flops"] == report.masked_share
+    mrreg.unwrap(model)
+    assert handle.state()["mask/present"] == 1
+    assert str(handle) == "Attachment (drives nothing)"

@@ -90,6 +90,7 @@ class Strange(nn.Module):
     ("module", "structure", "says"),
     [
         (nn.Bilinear(2, 3, 4), "input", "weight must be a parameter with one input dimension"),
+        (nn.utils.spectral_norm(nn.Linear(3, 2)), "output", 'weight_orig must be .*Use structure="weight"'),
         (nn.Conv1d(4, 4, 3, groups=2), "input", "got 'Conv1d.weight'. Use structure=\"weight\""),
         (nn.LSTM(3, 4), "output", "weight_ih_l0 must be a parameter with one output dimension"),
         (Strange(), "output", "table must be .*got 'Strange.table'"),

@@ -62,7 +62,7 @@ def trained(make: Callable[[Any], Any], interfere: Any, parts: int, to_none: boo
     optimizer = make(model.parameters())
     mrreg.attach(optimizer, model)
     found = []
-    for t in range(13):
+    for t in range(11):
         for part in range(parts):
             x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * t + part))
             model(x).square().mean().backward()

