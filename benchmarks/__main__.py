@@ -1,6 +1,8 @@
 """The command line of the benchmarks: `python -m benchmarks NAME [--preset smoke|cpu|gpu|paper]`."""
 
+import math
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -51,18 +53,20 @@ def list_() -> None:
 @app.command("all")
 def all_(
     preset: Annotated[Literal["smoke", "cpu", "gpu", "paper"], typer.Option(help="Which configurations.")] = "cpu",
+    budget: Annotated[float, typer.Option(min=0, help="Seconds after which no run is begun.")] = math.inf,
     device: Device = "cpu",
     data_dir: DataDir = None,
     seeds: Seeds = None,
     out: Out = None,
 ) -> None:
     """Run every benchmark, the most important first; failures are reported at the end."""
-    failures = []
+    failures, until = [], time.monotonic() + budget
     for name, entry in REGISTERED.items():
         try:
             benchmark = entry.load()
             if preset in benchmark.presets:
-                harness.run(benchmark, preset, out or folder(preset), seeds=seeds, device=device, data_dir=data_dir)
+                where = out or folder(preset)
+                harness.run(benchmark, preset, where, seeds=seeds, device=device, data_dir=data_dir, until=until)
             else:
                 print(f"{name}: has no preset {preset}, left out")
         except Exception as error:

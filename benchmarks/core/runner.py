@@ -1,5 +1,6 @@
 """Runs executed one by one, each kept in the record as soon as it is done."""
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,11 +92,13 @@ def run(
     seeds: int | None = None,
     device: str = "cpu",
     data_dir: Path | None = None,
+    until: float = math.inf,
     fresh: bool = False,
 ) -> Outcome:
     """Execute all runs that the record in `out` does not have yet, and write it after each.
 
-    `seeds` replaces the preset's number of them; `fresh` begins anew even if the record could be continued.
+    `seeds` replaces the preset's number of them. No run is begun after `until`, a moment of `time.monotonic()`. `fresh`
+    begins anew even if the record could be continued.
     """
     config = benchmark.config(preset, seeds)
     where = usable_device(device)
@@ -111,7 +114,7 @@ def run(
     missing = [each for each in todo if not record.results(each.method).keys() >= set(each.seeds)]
     outcome = Outcome(path, len(todo) - len(missing), len(todo))
     try:
-        for _ in _finish(benchmark, config, missing, Context(where, data_dir, record), path):
+        for _ in _finish(benchmark, config, missing, Context(where, data_dir, record), path, until):
             outcome = replace(outcome, finished=outcome.finished + 1)
     except KeyboardInterrupt as stop:
         kept = f"{outcome.finished} of {outcome.total} runs are kept in {path}"
@@ -119,10 +122,15 @@ def run(
     return outcome
 
 
-def _finish(benchmark: Benchmark[C], config: C, missing: Sequence[Run], context: Context, path: Path) -> Iterator[Run]:
+def _finish(
+    benchmark: Benchmark[C], config: C, missing: Sequence[Run], context: Context, path: Path, until: float
+) -> Iterator[Run]:
     """Execute the missing runs, and yield each when it is in the file."""
     name = f"{benchmark.name} {context.record.preset}"
     for each in tqdm(missing, desc=name, disable=None):
+        if time.monotonic() > until:
+            tqdm.write(f"{name}: stopped at the budget")
+            return
         _execute(benchmark, config, each, replace(context, unfinished=_unfinished(path, context.record, each)))
         context.record.save(path)
         _forget_unfinished(path)

@@ -1,1 +1,5 @@
-"""Data-parallel and sharded training: what is refused, and what lies on this rank."""
+"""Data-parallel and sharded training: what is sent, what is refused, what lies on this rank."""
+
+from mrreg.distributed.communication import reduce_due
+
+__all__ = ["reduce_due"]

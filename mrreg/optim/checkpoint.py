@@ -15,8 +15,8 @@ from mrreg.optim.clock import INITIAL_CLOCK, Group
 from mrreg.optim.part import DIRECTION, GATHERED, State
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
-FIXED = ("period", "initial_period", "gradient", "drift", "slow_lr")  # a base's own state lacks them
-LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1}
+FIXED = ("period", "initial_period", "phase", "gradient", "drift", "slow_lr")  # a base's own state lacks them
+LEAST = INITIAL_CLOCK | {"period": 1, "initial_period": 1, "phase": 0}
 REBUILD = "Build the same parts before loading."
 
 
@@ -40,7 +40,7 @@ def fitted(where: str, saved: Any, groups: list[Group], state: State, order: lis
         argument = f"state_dict['param_groups'][{i}]"
         group = group if "clock" in group else {k: v for k, v in group.items() if k not in FIXED}
         _check_group(where, argument, current, group)
-        merged.append({key: current[key] for key in FIXED} | INITIAL_CLOCK | group)
+        merged.append({key: current[key] for key in FIXED} | INITIAL_CLOCK | {"next_sync": current["phase"]} | group)
         for p, key in zip(current["params"], group["params"], strict=True):
             _check_state(where, argument, p, saved["state"].get(key) or {}, state.get(p))
     _check_clock(where, merged)
@@ -82,8 +82,10 @@ def _check_group(where: str, argument: str, current: Group, saved: Group) -> Non
     period = saved.get("initial_period", saved.get("period", own))
     remedy = "Build the optimizer with the saved period; change 'period' in param_groups after loading."
     check(period == own, where, argument, f"saved with period {own}", period, remedy)
-    drift = saved.get("drift", current["drift"])
-    check(drift is current["drift"], where, argument, f"saved with drift={current['drift']}", drift, REBUILD)
+    for key in ("phase", "drift"):
+        value = saved.get(key, current[key])
+        same = type(value) is type(current[key]) and value == current[key]
+        check(same, where, argument, f"saved with {key}={current[key]}", value, REBUILD)
     for key, words in (("gradient", GRADIENTS), ("slow_lr", SLOW_LR)):
         word = saved.get(key, current[key])
         check(word in words, where, f"{argument}[{key!r}]", f"one of {words}", word)

@@ -59,14 +59,15 @@ def check_periods(where: str, groups: list[Group]) -> None:
         check(coarser % finer == 0, where, "period", rule, periods, remedy)
 
 
-def initial_groups(where: str, pairs: Pairs, gradient: object, drift: object) -> list[tuple[Group, Group]]:
+def initial_groups(
+    where: str, pairs: Pairs, gradient: object, phase: object, drift: object
+) -> list[tuple[Group, Group]]:
     """Pair every group with the entries that make it a part: its period, its clock and its sync steps."""
     check(isinstance(drift, bool), where, "drift", "True or False", drift, kind=TypeError)
-    is_one = isinstance(gradient, str) or not isinstance(gradient, Iterable)
-    words: list[Any] = [gradient] * len(pairs) if is_one else list(gradient)  # type: ignore[call-overload]
-    check(len(words) == len(pairs), where, "gradient", f"one word, or one for each of the {len(pairs)} parts", words)
+    words = _one_per_part(where, "gradient", "word", gradient, len(pairs))
+    phases = _one_per_part(where, "phase", "number", phase, len(pairs))
     entries = []
-    for i, ((base, given), word) in enumerate(zip(pairs, words, strict=True)):
+    for i, ((base, given), word, number) in enumerate(zip(pairs, words, phases, strict=True)):
         kind = ValueError if isinstance(word, str) else TypeError
         check(word in GRADIENTS, where, "gradient", f"one of {GRADIENTS}", word, kind=kind)
         for group in base.param_groups:
@@ -77,7 +78,14 @@ def initial_groups(where: str, pairs: Pairs, gradient: object, drift: object) ->
             k = check_int(where, argument, 1 if k is None and "period" not in group else k)
             slow_lr = group.get("slow_lr", "coupled")
             check(slow_lr in SLOW_LR, where, f"parts[{i}] slow_lr", f"one of {SLOW_LR}", slow_lr)
-            added = {"period": k, "initial_period": k, "gradient": word, "drift": drift, "slow_lr": slow_lr}
-            entries.append((group, added | INITIAL_CLOCK))
+            first = check_int(where, "phase", group.get("phase", number), 0) % k
+            clock = INITIAL_CLOCK | {"period": k, "initial_period": k, "phase": first, "next_sync": first}
+            entries.append((group, clock | {"gradient": word, "drift": drift, "slow_lr": slow_lr}))
     check_periods(where, [added for _, added in entries])
     return entries
+
+
+def _one_per_part(where: str, argument: str, kind: str, value: object, count: int) -> list[Any]:
+    values = [value] * count if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    check(len(values) == count, where, argument, f"one {kind}, or one for each of the {count} parts", value)
+    return values

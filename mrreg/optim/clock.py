@@ -1,7 +1,8 @@
 """Clock of a `Multirate`: whole numbers in every parameter group, which every way of saving keeps.
 
 "clock" counts completed steps; "last_sync" and "next_sync" are the steps of a group's last and next gradient; "period"
-is the distance that the user wants, read at sync steps, and "initial_period" the one at construction.
+is the distance that the user wants, read at sync steps, and "initial_period" the one at construction; "phase" is the
+step of the first gradient.
 """
 
 from typing import Any
@@ -23,13 +24,14 @@ def is_due(group: Group) -> bool:
 def next_syncs(groups: list[Group], due: list[Group], now: int) -> dict[int, int]:
     """Return the next sync step of each group that is due, by the group's id.
 
-    It is one period on, but never past a sync step of a slower part: also while periods change, that part's sync steps
-    are sync steps of all finer ones.
+    It is one period on, but never past a sync step of a slower part in phase with it: also while periods change, that
+    part's sync steps are sync steps of all finer ones.
     """
-    ends, waiting = {}, {(g["period"], g["next_sync"]) for g in groups if g["next_sync"] > now}
+    ends, waiting = {}, {(g["period"], g["phase"], g["next_sync"]) for g in groups if g["next_sync"] > now}
     for group in due:
-        slower = [next_sync for period, next_sync in waiting if period >= group["period"]]
-        ends[id(group)] = min([now + group["period"], *slower])
+        own, phase = group["period"], group["phase"]
+        slower = [sync for period, other, sync in waiting if period >= own and (other - phase) % own == 0]
+        ends[id(group)] = min([now + own, *slower])
     return ends
 
 

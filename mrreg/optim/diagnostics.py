@@ -12,14 +12,20 @@ CALLS = 3  # of `step` in which fast parameters have no gradient, before it is r
 
 
 def check_use(where: str, model: nn.Module, groups: list[Group]) -> None:
-    """Name parameters of the model that no part has."""
-    known = {p for group in groups for p in group["params"]}
-    if left := [name for name, p in model.named_parameters() if p.requires_grad and p not in known]:
+    """Name parameters of the model that no part has, and a fast part that comes before all slow ones."""
+    periods = {p: group["period"] for group in groups for p in group["params"]}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if left := [name for name, p in named if p not in periods]:
         warn(f"{where}: {quoted(left)} of the model are in no part, and train only if another optimizer has them.")
+    slow = [periods.get(p, 1) > 1 for _, p in named]
+    biases = all(p.dim() < 2 for (_, p), late in zip(named, slow, strict=True) if late)  # are slow for another reason
+    if len(set(slow)) == 2 and slow == sorted(slow) and not biases:
+        remedy = "If the model runs in this order, the backward pass goes through all of it and little time is saved."
+        warn(f"{where}: the fast part comes before all slow parameters. {remedy}")
 
 
 class Diagnostics:
-    """Finds schedules of the first group alone, and fast gradients that are there at joint steps alone."""
+    """Finds schedules that lose the rates of groups, and fast gradients that are there at joint steps alone."""
 
     def __init__(self, groups: list[Group]) -> None:
         self._lacking: list[Tensor] = []  # fast, with a gradient at a joint step and none since
@@ -27,10 +33,12 @@ class Diagnostics:
         self.loaded(groups)
 
     def loaded(self, groups: list[Group]) -> None:
-        """Take the rate that is there now for the one to begin with."""
+        """Take the rates that are there now for those to begin with."""
         rates = [group["lr"] for group in groups]
-        is_one = len(rates) > 1 and not any(isinstance(lr, Tensor) for lr in rates) and len(set(rates)) == 1
-        self._lr = rates[0] if is_one else None
+        plain = len(rates) > 1 and not any(isinstance(lr, Tensor) for lr in rates)
+        self._lr = rates[0] if plain and len(set(rates)) == 1 else None
+        fast, slow = ({g["lr"] for g in groups if (g["period"] > 1) is is_slow} for is_slow in (False, True))
+        self._differ = plain and bool(slow) and fast.isdisjoint(slow)
 
     def call(self, where: str, groups: list[Group]) -> None:
         """Look at a call of `step`: one without any gradient is no step, and many leave slow parts waiting forever."""
@@ -40,6 +48,10 @@ class Diagnostics:
                 problem = "the lr of the first parameter group was changed and that of all others was not"
                 warn(f"{where}: {problem}: set it in every group.")
             self._lr = None
+        if self._differ and len({group["lr"] for group in groups}) == 1 and groups[0]["lr"] > 0:
+            self._differ = False
+            problem = "the slow part began with an lr of its own, and now all parameter groups have the same"
+            warn(f"{where}: {problem}: give the scheduler a list, or take slow_lr='per_gradient', which none undoes.")
         if self._calls == CALLS:
             return
         if all(map(is_due, groups)):

@@ -26,7 +26,7 @@ class Multirate(Optimizer):
     A part of period K gets a gradient at every K-th step only; in between none is computed, which saves the time. Drift
     needs no memory for `SGD` with momentum (not Nesterov's), else one tensor per slow parameter. At step t:
 
-        take the base's step, note its direction      if t mod K == 0
+        take the base's step, note its direction      if t mod K == phase
         theta <- theta - lr * direction               else, with drift (Algorithm 1)
 
     Without drift (Algorithm 2) it moves by K * lr * direction at once and then rests. The direction is the momentum
@@ -37,6 +37,8 @@ class Multirate(Optimizer):
         drift: True: parts keep moving between their gradients. False: they move once per gradient.
         gradient: Gradient that a part takes, one word or one per part: "sync" for that of its own step; "mean" or "sum"
             over all steps since its last update, which saves no time and needs one more tensor per slow parameter.
+        phase: Step of a part's first gradient, one number or one per part: it is due if t mod K == phase mod K. A
+            group's own "phase" takes precedence. With `gradient="sum"`, K - 1 updates after every K gradients.
         model: The module with all slow parameters. From its training forwards to the end of `step`, parameters that are
             not due have requires_grad=False. Needed unless `gradient` is "mean" or "sum".
 
@@ -78,11 +80,12 @@ class Multirate(Optimizer):
         *,
         drift: bool = True,
         gradient: str | Iterable[str] = "sync",
+        phase: int | Iterable[int] = 0,
         model: nn.Module | None = None,
     ) -> None:
         where = type(self).__name__
         pairs = check_parts(where, parts)
-        entries = initial_groups(where, pairs, gradient, drift)
+        entries = initial_groups(where, pairs, gradient, phase, drift)
         slow = [p for group, added in entries if is_switched(added) for p in group["params"]]
         if slow or model is not None:
             model = check_model(where, model, slow)
@@ -186,6 +189,20 @@ class Multirate(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return numbers for a logger: steps done, share of entries due; of each part due, period, steps since then."""
         return collect_metrics(self._parts())
+
+    def train(self) -> None:
+        """Pass `train()` on to the parts that have it, as schedule-free optimizers do."""
+        self._call_bases("train")
+
+    def eval(self) -> None:
+        """Pass `eval()` on to the parts that have it, as schedule-free optimizers do."""
+        self._call_bases("eval")
+
+    def _call_bases(self, method: str) -> None:
+        for part in self._bases:
+            if callable(function := getattr(part.base, method, None)):
+                part.base.state = self.state  # which the user may have replaced
+                function()
 
     def __repr__(self) -> str:
         first = f"{type(self).__name__} (drift={self._drift}, {self.param_groups[0]['clock']} steps done"

@@ -1,5 +1,6 @@
 """`MultirateSGD` and `MultirateAdamW`: torch's SGD and AdamW with a slow part."""
 
+import sys
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from mrreg.optim.multirate import Multirate
 from mrreg.optim.param_groups import Choice, read_groups, split
 
 Params = ParamsT | nn.Module
+DEFAULT_LR = 1e-3  # that of torch.optim
 
 
 class TwoScales(Multirate):
@@ -24,7 +26,7 @@ class TwoScales(Multirate):
     def __init__(
         self,
         params: Params,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor | None = None,
         k: int = 5,
         fast: Choice | None = None,
         *,
@@ -35,6 +37,7 @@ class TwoScales(Multirate):
         **options: Any,
     ) -> None:
         where = type(self).__name__
+        lr = _default_lr(where) if lr is None else lr
         k = check_int(where, "k", k)
         if isinstance(slow_lr, str):  # applied at each step, so that a schedule of "lr" cannot undo it
             check(slow_lr in SLOW_LR, where, "slow_lr", f"a number or one of {SLOW_LR}", slow_lr)
@@ -61,7 +64,7 @@ class MultirateSGD(TwoScales):
 
     Args:
         params: The model; or parameters, named parameters or groups, as in torch, with `model`.
-        lr: Step size per step, for both parts. Paper: h_F, that is h / k.
+        lr: Step size per step, for both parts. Paper: h_F, that is h / k. Default: 1e-3, as in torch.
         k: Period of the slow part: it gets a gradient at every k-th step. At least 1; 1 is ordinary training. Paper: k.
         fast: Parts that train at every step, in the forms of `split`; all others are slow. Paper: theta_F. None: groups
             say it by a "period" (of None: k), as `split` makes them; groups without one are fast.
@@ -129,6 +132,16 @@ class MultirateAdamW(TwoScales):
     """
 
     base = torch.optim.AdamW
+
+
+def _default_lr(where: str) -> float:
+    """Return torch's default, and warn where a trainer has another rate that it does not pass on."""
+    arguments = getattr(sys._getframe(2).f_locals.get("self"), "args", None)
+    rate = getattr(arguments, "learning_rate", DEFAULT_LR)
+    if rate != DEFAULT_LR:
+        remedy = 'Name "lr" among the options of the optimizer.'
+        warn(f"{where}: lr was left out and is {DEFAULT_LR}, since the trainer does not pass its {rate} on. {remedy}")
+    return DEFAULT_LR
 
 
 def _with_periods(where: str, params: Params, groups: list[Group], k: int, fast: Choice | None) -> list[Group]:

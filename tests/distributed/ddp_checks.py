@@ -1,11 +1,15 @@
 """Checks of DistributedDataParallel on two ranks."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.optim import Optimizer
 
@@ -21,6 +25,7 @@ from distributed.cases import (
     check,
     equal_to_one_process,
     full,
+    head,
     masked_and_multirate,
     masked_net,
     mean,
@@ -28,6 +33,7 @@ from distributed.cases import (
     sgd,
     whole,
 )
+from mrreg.distributed import reduce_due
 
 
 @check
@@ -203,3 +209,55 @@ def ddp_ignores_parameters_on_request(rank: int) -> None:
     net = plain_net()
     DDP._set_params_and_buffers_to_ignore_for_model(net, ["0.weight"])
     mrreg.split(DDP(net, find_unused_parameters=True), fast="4")
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Bytes that this rank hands to all_reduce meanwhile."""
+    sent, original = [0], dist.all_reduce
+
+    def count(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += value.numel() * value.element_size()
+        return original(value, *args, **kwargs)
+
+    with mock.patch.object(dist, "all_reduce", count):
+        yield sent
+
+
+@check
+def ddp_sends_what_is_due(rank: int) -> None:
+    for bucket_mb, view in ((25, False), (25, True), (1e-6, False)):  # one bucket of all, or one a parameter
+        nets = [
+            DDP(plain_net(), find_unused_parameters=True, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=view)
+            for _ in range(2)
+        ]
+        nets[1].register_comm_hook(None, reduce_due)
+        optimizers = [sgd(nets[0]), whole(nets[1])]
+        with counted() as sent:
+            for t in range(2 * K):
+                for net, optimizer in zip(nets, optimizers, strict=True):
+                    backward(net, batch(t).chunk(2)[rank])
+                    optimizer.step()
+                    optimizer.zero_grad()
+                for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+                    assert torch.equal(p, q)
+        fast = sum(p.numel() for p in head(nets[1]).parameters())
+        slow = sum(p.numel() for p in nets[1].parameters()) - fast
+        assert sent[0] == 8 * 2 * (K * fast + slow), sent
+
+
+@check
+def ddp_due_only_with_accumulation(rank: int) -> None:
+    net, alone = DDP(plain_net(), find_unused_parameters=True), plain_net()
+    net.register_comm_hook(dist.group.WORLD, reduce_due)
+    optimizer, other = sgd(net), sgd(alone)
+    for t in range(STEPS):
+        with net.no_sync():
+            backward(net, batch(t).chunk(2)[rank])
+        backward(net, batch(t + 100).chunk(2)[rank])
+        backward(alone, batch(t))
+        backward(alone, batch(t + 100))
+        for o in (optimizer, other):
+            o.step()
+            o.zero_grad()
+        agree(net, alone, rank)

@@ -105,6 +105,7 @@ def test_list_names_every_benchmark_and_its_presets(command: Command) -> None:
         (["spirall"], 2, "spiral"),
         (["spiral", "--seeds", "0"], 2, "--seeds"),
         (["speed", "nothing"], 2, "nothing"),
+        (["all", "--preset", "smoke", "--budget", "-1"], 2, "--budget"),
         (["all", "--preset", "huge"], 2, "'huge'"),
     ],
 )
@@ -161,6 +162,9 @@ def test_all_reports_a_failure_and_says_so_by_its_exit_code(
     assert all(f"FAILED {name}: UserError" in done.stderr for name in ("first", "spiral"))
     assert (tmp_path / "spiral-smoke.json").read_text() == "broken"
     (tmp_path / "spiral-smoke.json").unlink()
+    assert (
+        "stopped at the budget" in command("all", "--preset", "smoke", "--budget", "0", "--out", str(tmp_path)).stdout
+    )
     assert command("all", "--preset", "smoke", "--out", str(tmp_path)).returncode == 0
     assert "spiral: has no preset gpu, left out" in command("all", "--preset", "gpu", "--out", str(tmp_path)).stdout
 

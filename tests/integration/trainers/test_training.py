@@ -92,3 +92,14 @@ def test_a_second_trainer_on_a_model_in_mid_cycle_finds_all_parameters(tmp_path:
     second = trained(model, arguments, None, model=model, fast=model.classifier)  # takes the parameters over
     assert sum(len(group["params"]) for group in second.optimizer.param_groups) == len(list(model.parameters()))
     assert first.optimizer is not second.optimizer
+
+
+def test_an_lr_that_is_left_out_is_not_the_trainer_s(tmp_path: Path) -> None:
+    import transformers
+
+    model = bert()
+    chosen: Any = (mrreg.MultirateAdamW, {"model": model, "k": K, "fast": "classifier"})
+    arguments = trainer_arguments(tmp_path, STOP, True)
+    each = transformers.Trainer(model, arguments, train_dataset=Sentences(), optimizer_cls_and_kwargs=chosen)
+    with pytest.warns(mrreg.NoEffectWarning, match=rf"lr was left out and is 0.001, .* {arguments.learning_rate} on"):
+        each.create_optimizer()

@@ -55,6 +55,8 @@ REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
     (TypeError, [(plain(), 1)], {"gradient": None}, "gradient must be one of"),
     (ValueError, [(plain(), 1), (plain(), 2)], {"gradient": ["mean"]}, "one for each of the 2 parts"),
     (ValueError, [(grouped(slow_lr="x"), 1)], {}, "slow_lr must be one of"),
+    (ValueError, [(plain(), 1), (plain(), 2)], {"phase": [1]}, "phase must be one number, or one for each of the 2"),
+    (ValueError, [(plain(), 1)], {"phase": -1}, "phase must be a whole number, at least 0, got -1"),
 ]
 
 
@@ -200,6 +202,13 @@ class TestUse:
         with pytest.warns(mrreg.NoEffectWarning, match="MultirateSGD: 'trunk.weight' of the model are in no part") as w:
             mrreg.MultirateSGD(net.head.parameters(), lr=0.1, k=1, model=net)
         assert w[0].filename == __file__
+
+    @pytest.mark.parametrize("fast", ["trunk", ["trunk.weight"], lambda name, p: name.startswith("trunk")])
+    def test_a_fast_part_at_the_beginning_of_the_model(self, fast: Any) -> None:
+        with pytest.warns(mrreg.NoEffectWarning, match="the fast part comes before all slow parameters"):
+            mrreg.MultirateSGD(network(), lr=0.1, k=3, fast=fast)
+        mrreg.MultirateSGD(network(), lr=0.1, k=3, fast=["trunk", "head.bias"])
+        mrreg.MultirateSGD(mrreg.biases(net := network()), lr=0.1, k=3, model=net)
 
     def test_a_class_in_the_place_of_an_instance(self) -> None:
         with pytest.raises(TypeError, match=r"SGD is a class: give an instance, SGD\(...\)"):
@@ -363,3 +372,69 @@ def test_whole_tensors_are_moved_by_any_optimizer(base: str, drift: bool) -> Non
             torch.testing.assert_close(slow, alone)
     saved = copy.deepcopy(optimizer.state_dict())
     optimizer.load_state_dict(saved)
+
+
+class TestPhase:
+    """A part is due at t with t mod K == phase."""
+
+    @pytest.mark.parametrize("drift", [True, False])
+    def test_when_parts_are_due(self, drift: bool) -> None:
+        params = [one(2) for _ in range(3)]
+        pairs = [(plain(p, momentum=0.9), k) for p, k in zip(params, (1, 2, 4), strict=True)]
+        optimizer = mrreg.Multirate(pairs, phase=[0, 1, 2], drift=drift, model=nn.ParameterList(params[::-1]))
+        syncs: list[list[int]] = [[], [], []]
+        for t in range(12):
+            for found, due in zip(syncs, optimizer.due, strict=True):
+                found += [t] * due
+            for p in params:
+                p.grad = torch.ones(2) if p.requires_grad else None
+            optimizer.step()
+        assert syncs == [list(range(12)), list(range(1, 12, 2)), list(range(2, 12, 4))]
+
+    @pytest.mark.parametrize("word", ["sum", "mean"])
+    def test_gathering_k_gradients_and_then_stepping(self, word: str) -> None:
+        """As code with an update frequency does at (t + 1) % k == 0; the slow lr is of one step."""
+        k, lr, losses = 4, 0.05, []
+        for ours in (True, False):
+            net = network(torch.float64)
+            a = torch.optim.SGD(net.head.parameters(), lr=lr)
+            b = torch.optim.SGD(net.trunk.parameters(), lr=lr / k if ours else lr, momentum=0.9)
+            both = mrreg.Multirate([(a, 1), (b, k)], gradient=word, drift=False, phase=[0, k - 1]) if ours else None
+            for t in range(5 * k + 2):
+                torch.autograd.backward(loss(net, t))
+                if both is not None:
+                    both.step()
+                    both.zero_grad()
+                    continue
+                a.step()
+                a.zero_grad()
+                if (t + 1) % k == 0:
+                    for p in net.trunk.parameters():
+                        if p.grad is not None and word == "mean":
+                            p.grad /= k
+                    b.step()
+                    b.zero_grad()
+            losses.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=1e-14)
+
+
+class TwoModes(torch.optim.SGD):
+    """Knows two sets of weights, as schedule-free optimizers do."""
+
+    mode = ""
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+def test_train_and_eval_reach_the_parts_that_have_them() -> None:
+    fast, middle, slow = one(2), one(2), one(2)
+    bases = TwoModes([fast], lr=0.1), plain(middle), TwoModes([slow], lr=0.1)
+    model = nn.ParameterList([slow, middle, fast])
+    optimizer = mrreg.Multirate(list(zip(bases, (1, 2, 4), strict=True)), model=model)
+    for mode in ("eval", "train"):
+        getattr(optimizer, mode)()
+        assert [base.mode for base in bases if isinstance(base, TwoModes)] == [mode, mode]

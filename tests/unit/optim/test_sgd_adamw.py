@@ -205,3 +205,17 @@ def test_numpy_numbers_become_pythons() -> None:
     kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
     assert kinds <= {int, float, bool, str, list, tuple, type(None)}
     assert optimizer.param_groups[1]["next_sync"] == 4
+
+
+@pytest.mark.parametrize(("name", "slow"), [("OneCycleLR", 0.01), ("CyclicLR", "own groups"), ("SWALR", 0.01)])
+def test_one_rate_for_all_groups_undoes_the_slow_one(name: str, slow: Any) -> None:
+    net = network()
+    groups: Any = net
+    if slow == "own groups":
+        groups = mrreg.split(net, fast="head")
+        groups[1]["lr"] = 0.02
+    options: dict[str, Any] = {"fast": "head", "slow_lr": slow} if groups is net else {"model": net}
+    optimizer = mrreg.MultirateSGD(groups, lr=0.1, k=2, momentum=0.9, **options)
+    with pytest.warns(mrreg.NoEffectWarning, match="the slow part began with an lr of its own, and now all") as caught:
+        train(net, optimizer, range(12), SCHEDULES[name](optimizer))
+    assert len(caught) == 1
