@@ -159,8 +159,8 @@ def _search(
                 groups[name] = replace(each, kept=kept(each, 1 - present[name]))
 
         def choose(found: list[ThinEntry], groups: Mapping[str, ThinEntry] = groups) -> list[ThinEntry]:
-            others = [each.refused(each.reason or "not asked for") for each in found if each.name not in groups]
-            return [*groups.values(), *others]
+            asked = [groups.get(each.name) or each.refused(each.reason or "not asked for") for each in found]
+            return list({each.name: each for each in (*asked, *groups.values())}.values())
 
         report = search(model, k, inputs, choose)
         refused = {name: report[name].reason for name in groups if not report[name].admitted}
@@ -193,7 +193,7 @@ def _elsewhere(model: nn.Module, dropped: Mapping[tuple[str, str], float]) -> It
             why = f"it drops a whole branch; {call} has the block around it off for a cycle"
             yield name, Swap(f"DropPath(p={p:g})", {}, why)
     for (name, function), p in dropped.items():
-        if not isinstance(modules[name], DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
+        if not isinstance(modules.get(name), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
             why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
             why = ATTENTION if function == "scaled_dot_product_attention" else why
             yield f"{name}: {function}()".removeprefix(": "), Swap(f"{function}() with p={p:g}", {}, why)

@@ -221,8 +221,8 @@ def _fitting(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: 
 
 
 def _same(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> bool:
-    """Compare dropping units with zeros where they are made or read."""
-    trial = Trial(twin, inputs, [each.group for each in options], paths)
+    """Compare dropping units, halves of them, with zeros where they are made or read."""
+    trial = Trial(twin, inputs, [replace(each.group, kept=each.group.units // 2) for each in options], paths)
     trial.whole()
     for draw, tried in trial.cases:
         with ExitStack() as stack:

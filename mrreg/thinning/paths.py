@@ -78,10 +78,9 @@ def copied(model: nn.Module, example_inputs: Any, where: str = WHERE) -> Iterato
     if str(failed).startswith(f"{WHERE}: "):
         raise failed
     stars = "**" if isinstance(example_inputs, Mapping) else "" if isinstance(example_inputs, Tensor) else "*"
-    shapes = tree_map_only(Tensor, lambda tensor: f"{type(tensor).__name__}{tuple(tensor.shape)}", example_inputs)
-    told = (
-        f"example_inputs={str(shapes).replace(chr(39), '')}, called as model({stars}example_inputs): {failure(failed)}"
-    )
+    shapes = str(tree_map_only(Tensor, lambda tensor: f"Tensor{tuple(tensor.shape)}", example_inputs))
+    shapes = shapes.replace("'Tensor", "Tensor").replace(")'", ")")
+    told = f"example_inputs={shapes}, called as model({stars}example_inputs): {failure(failed)}"
     remedy = "Give what one training forward takes, with a batch dimension and without labels that the loss takes"
     remedy += ": a tuple for several arguments, a mapping for keywords"
     raise ValueError(f"{where}: the forward failed on {told}. {remedy}.") from failed

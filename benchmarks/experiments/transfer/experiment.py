@@ -126,8 +126,8 @@ class TransferConfig:
 
 PRESETS = {
     "smoke": TransferConfig(
-        seeds=1, few=1, pairs=(MOBILENET,), epochs=1, pool=114, images=64, test_images=50, validation=50, pixels=32,
-        lrs=(0.001,), points=1, timings=1,
+        seeds=1, few=1, pairs=(Pair("mobilenet", "cifar10", (OWN, DECAY)),), epochs=1, pool=114, images=64,
+        test_images=50, validation=50, pixels=32, lrs=(0.001,), points=1, timings=1,
     ),
     "cpu": TransferConfig(
         seeds=5, few=3, pairs=(MOBILENET,), epochs=4, images=640, test_images=1000, validation=1000, pixels=96,

@@ -199,7 +199,7 @@ class Valued(Net):
 
     def __init__(self, factor: Callable[[Tensor], Tensor], words: bool) -> None:
         super().__init__()
-        self.factor, self.words = factor, nn.Embedding(5, 8) if words else None
+        self.factor, self.words, self.up = factor, nn.Embedding(5, 8) if words else None, nn.Linear(8, 16, bias=False)
 
     def forward(self, x: Tensor) -> object:
         x = x if self.words is None else 3 * self.words(x)
@@ -217,13 +217,8 @@ VALUED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize(("kind", "words"), [("small", False), ("step", True), ("large", True)])
 @pytest.mark.filterwarnings("ignore:thin. no group")
 def test_what_values_decide_is_tried_on_other_values(kind: str, words: bool) -> None:
-    class Unbiased(Valued):
-        def __init__(self) -> None:
-            super().__init__(VALUED[kind], words)
-            self.up = nn.Linear(8, 16, bias=False)
-
     inputs, kinds = torch.tensor([1, 2]) if words else X, ["hidden", "rank"]
-    _, report = mrreg.thin(Unbiased(), p=0.5, example_inputs=inputs, include=kinds)
+    _, report = mrreg.thin(Valued(VALUED[kind], words), p=0.5, example_inputs=inputs, include=kinds)
     assert not report["up"].admitted
     assert "the output differs by" in report["up"].reason
 
@@ -233,12 +228,8 @@ class Found(nn.Module):
 
     def __init__(self, wrap: Callable[[Tensor], object]) -> None:
         super().__init__()
-        self.up, self.mean, self.other, self.value = (
-            nn.Linear(8, 16),
-            nn.Linear(16, 2),
-            nn.Linear(8, 4),
-            nn.Linear(4, 1),
-        )
+        self.up, self.mean = nn.Linear(8, 16), nn.Linear(16, 2)
+        self.other, self.value = nn.Linear(8, 4), nn.Linear(4, 1)
         self.wrap = wrap
 
     def forward(self, x: Tensor) -> object:
