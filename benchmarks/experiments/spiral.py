@@ -85,7 +85,7 @@ class SpiralConfig:
 
 PRESETS = {
     "smoke": SpiralConfig(seeds=2, epochs=4, every=2),
-    "demo": SpiralConfig(seeds=5, epochs=1200, every=50, methods=("SGD", ALL)),
+    "demo": SpiralConfig(seeds=3, epochs=1200, every=50, methods=("SGD", ALL)),
     "cpu": SpiralConfig(seeds=20, epochs=4000, every=40),
     "paper": SpiralConfig(seeds=5, epochs=4000, every=40),
 }

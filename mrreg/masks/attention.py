@@ -29,10 +29,9 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the result of the module's own forward, to rounding, with as many heads as its weights have.
+    """Compute what the module's own forward does, to rounding, with as many heads as its weights have.
 
-    torch's forward takes the width of a head to be the embedding's over `num_heads`, so it cannot run with some heads
-    left out. Arguments and results are those of `torch.nn.MultiheadAttention`; keys that it adds are left to its own.
+    torch's takes the width of a head to be the embedding's over `num_heads`. Keys that it adds are left to its own.
     """
     if module.bias_k is not None or module.add_zero_attn:
         return nn.MultiheadAttention.forward(

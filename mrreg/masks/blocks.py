@@ -11,10 +11,7 @@ from mrreg.masks.groups import Block
 
 
 class BlockForward:
-    """Stands for the forward of a block, in its instance; what a backward pass recomputes finds the same blocks off.
-
-    The switches, a mask, say if blocks are `masked`, the numbers of those that are `off`, and how often others count.
-    """
+    """Stands for the forward of a block, in its instance, while switches, a mask, say which blocks are off."""
 
     def __init__(self, module: nn.Module, block: Block, number: int, switches: Any) -> None:
         self.module, self.block, self.number, self.switches = module, block, number, switches

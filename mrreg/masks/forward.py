@@ -208,10 +208,7 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
 
 
 def _may_be_differentiated() -> bool:
-    """Return False where no step can follow: without gradients, but not in the first pass of a reentrant checkpoint.
-
-    That is an autograd function: its forward runs without gradients, and its backward pass runs the same again.
-    """
+    """Return False without gradients, but not in a reentrant checkpoint, whose backward pass runs the forward again."""
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return True
     frames = () if torch.compiler.is_compiling() else walk_stack(None)

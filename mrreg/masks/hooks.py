@@ -208,16 +208,12 @@ def _has_state(optimizer: Optimizer, p: Tensor) -> bool:
 
 
 def _is_step(optimizer: Optimizer) -> bool:
-    """Return True if parameters were really updated.
-
-    Nothing moves without any gradient, when a scaler found inf, and when torch's distributed checkpointing creates
-    state with every lr and every gradient at zero.
-    """
+    """Return False without gradients, where a scaler found inf, and where torch's checkpointing creates state."""
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and bool(found_inf):
         return False
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):
+    if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):  # it does so with zeros for gradients
         return any(map(any_nonzero, grads))
     return bool(grads)
 

@@ -23,10 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def install(
     model: Model, groups: Iterable[UnitGroup], overrides: Iterable[AttributeOverride] = (), **options: Any
 ) -> Model:
-    """Make a model thin, in place, and return it; its class becomes a subclass of the same name.
-
-    `options` are those of the mask: k, boost, rescale and flops.
-    """
+    """Make a model thin, in place, and return it; `options` are those of its mask: k, boost, rescale and flops."""
     check_thinnable(model)
     mask = Mask("thin", groups, (), overrides, **options)
     put_mask(model, mask, NAME)

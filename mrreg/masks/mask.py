@@ -41,9 +41,9 @@ def _option(name: str, check: Callable[[str, str, Any], Any]) -> Any:
 
 
 class Mask:
-    """The mask of a module: units or entries of its tensors are absent on all but the last step of a cycle.
+    """Units or entries of a module's tensors that are absent on all but the last step of a cycle.
 
-    That of `thin` has groups of units, of which a fixed number is kept; a `MultirateMask` has targets, of which a share
+    That of `thin` has groups, of which a fixed number of units is kept; a `MultirateMask` has targets, of which a share
     p is absent. A copy has no module until that gives itself in.
     """
 

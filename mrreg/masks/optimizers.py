@@ -27,11 +27,7 @@ Path = tuple[Any, ...]  # keys and positions that lead to something in nested di
 
 
 def inner_optimizer(optimizer: Any) -> Optimizer:
-    """Return the torch optimizer whose step moves the parameters: that inside a wrapper, or the optimizer itself.
-
-    A wrapper (Lookahead, sharpness-aware ones, Accelerate's) has one optimizer for an attribute, over the same
-    parameters. The steps of that one are counted, whatever the wrapper's own methods are called.
-    """
+    """Return the optimizer that a wrapper (Lookahead, Accelerate's) has over the same parameters, or the optimizer."""
     seen: list[Any] = []
     while not any(optimizer is each for each in seen):
         seen.append(optimizer)
@@ -51,10 +47,7 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def examine(optimizer: Optimizer, masked: Container[int]) -> frozenset[int]:
-    """Refuse an optimizer that cannot hold single entries of masked parameters; of one made of others, try those.
-
-    Return the ids of those that move by a multiple of their gradient and have no state, as in SGD without momentum.
-    """
+    """Refuse an optimizer that cannot hold single entries; return the ids of parameters that move by their gradient."""
     plain: set[int] = set()
     for part, group in _groups(optimizer):
         if affected := [p for p in group["params"] if id(p) in masked]:

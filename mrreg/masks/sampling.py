@@ -36,10 +36,7 @@ def hashes(count: int, key: Key, device: torch.device, block: int = 0) -> Tensor
 
 
 def fill_bits(values: Tensor, key: Key, p: float) -> Tensor:
-    """Fill a vector of integers with the bits of entries drawn one by one: 0 (slow) with probability p, else -1.
-
-    p is resolved to 2^-31.
-    """
+    """Fill a vector of integers with the bits of entries drawn one by one: 0 (slow) with probability p, else -1."""
     last_fast = round((1 - p) * 2 * HALF) - HALF - 1
     for block, piece in enumerate(torch.split(values, BLOCK)):
         torch.le(hashes(len(piece), key, values.device, block), last_fast, out=piece).neg_()

@@ -127,16 +127,13 @@ class Cut(NamedTuple):
 
 
 class GatheredTensor(_Tensor):
-    """One that loses units: the rows, columns and members of those that stay are gathered into a smaller tensor.
-
-    `cuts` are the units along each dimension that counts some; `block` is the group and the number of its block.
-    """
+    """One that loses units: the rows, columns and members of those that stay are gathered into a smaller tensor."""
 
     def __init__(
         self, name: str, cuts: Mapping[int, Sequence[Cut]], block: tuple[UnitGroup, int] | None = None
     ) -> None:
         super().__init__(name)
-        self.cuts, self.block = cuts, block
+        self.cuts, self.block = cuts, block  # units by dimension; the group and number of the block that it is in
         self.lengths = {dim: each[0].slot.length for dim, each in cuts.items()}
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102

@@ -136,16 +136,6 @@ def test_empty_parameters() -> None:
                 train_step(mask, optimizer, torch.ones(2, layer.in_features))
 
 
-def test_autocast() -> None:
-    mask, optimizer = attached(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
-    for t in range(6):
-        held = held_bits(mask, optimizer)
-        with torch.autocast("cpu", torch.bfloat16):
-            train_step(mask, optimizer, torch.randn(3, 6))
-        if t % 3 < 2:
-            assert all(torch.equal(read(), bits) for read, bits in held)
-
-
 def test_transforms_and_higher_derivatives() -> None:
     mask, _optimizer = attached(nn.Linear(6, 5, dtype=torch.float64))
     x = torch.randn(3, 6, dtype=torch.float64)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.masks import attached, batch, bits, masks, mlp, of, plain_mlp, same_bits, train
+from helpers.masks import attached, batch, masks, mlp, of, plain_mlp, same_bits, train
 from torch import nn
 
 import mrreg
@@ -184,11 +184,3 @@ def test_an_undriven_mask_is_dense_and_warns_once() -> None:
         mlp().eval()(batch(0))
         average = torch.optim.swa_utils.AveragedModel(nn.Sequential(mlp(), nn.BatchNorm1d(3)))
         torch.optim.swa_utils.update_bn([batch(0)], average)  # in training mode, but nobody trains
-
-
-def test_bits_follow_their_parameters_to_another_type() -> None:
-    mask, _optimizer = attached(nn.Linear(6, 3))
-    slow = bits(mask)["weight"] == 0
-    mask.double()
-    assert mask(batch(0).double()).dtype == torch.float64
-    assert torch.equal(bits(mask)["weight"] == 0, slow)
