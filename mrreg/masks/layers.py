@@ -11,6 +11,7 @@ from torch.nn.utils import spectral_norm, weight_norm
 from torch.nn.utils.parametrize import ParametrizationList
 
 from mrreg.errors import check, invalid_argument, unknown_name
+from mrreg.isolation import deep_copy
 
 WHERE = "MultirateMask"
 Structure = Literal["weight", "input", "output"]
@@ -94,6 +95,9 @@ def _target(module: nn.Module, name: str, structure: Structure) -> MaskTarget:
     rule = "a real floating-point parameter"
     check(value.is_floating_point(), WHERE, name, rule, value.dtype, remedy, TypeError)
     computed = _is_computed_from(layer, leaf)
+    if isinstance(layer, ParametrizationList) and not value.is_meta:
+        rule, got = "finite where one entry of each row is left", "a parametrization that is not"
+        check(_stays_finite(layer, leaf), WHERE, f"the weight of {name}", rule, got, "Mask other parameters.")
     if structure == "weight":
         return MaskTarget(name, name, keeps_rows=computed)
     dims = _dimensions(layer, leaf, value)
@@ -131,3 +135,12 @@ def _is_computed_from(owner: Any, leaf: str) -> bool:
     """Tell if a parametrization, or a hook of torch's, computes a weight from a parameter, perhaps over its norm."""
     hooks = [hook for hook in owner._forward_pre_hooks.values() if type(hook).__module__ in HOOK_MODULES]
     return isinstance(owner, ParametrizationList) or any(leaf.startswith(f"{hook.name}_") for hook in hooks)
+
+
+def _stays_finite(owner: ParametrizationList, leaf: str) -> bool:
+    """Tell if the weight computed from a parameter is finite with all but the first entry of each row at zero."""
+    twin = deep_copy(owner).eval()  # else a spectral norm iterates
+    value = twin.get_parameter(leaf).data
+    value.view(len(value) if value.dim() > 1 else 1, -1)[:, 1:] = 0
+    with torch.no_grad():
+        return bool(twin().isfinite().all())

@@ -47,6 +47,23 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], kind: type[Ex
             assert getattr(mask, name) == before
 
 
+class Divided(nn.Module):
+    """Divides a weight by the norms along a dimension, or by its entries' sizes."""
+
+    def __init__(self, dim: int | None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight / (weight.abs() if self.dim is None else weight.norm(dim=self.dim, keepdim=True))
+
+
+def divided(dim: int | None) -> nn.Module:
+    layer = nn.Linear(6, 8)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Divided(dim))
+    return layer
+
+
 @pytest.mark.parametrize(
     ("module", "kind", "says"),
     [
@@ -58,12 +75,28 @@ def test_arguments_out_of_range_are_named(options: dict[str, Any], kind: type[Ex
         (nn.LazyLinear(2), RuntimeError, "no shape yet for 'bias', 'weight'. Run one forward first."),
         (mrreg.MultirateMask(nn.Linear(2, 2)), ValueError, "module must be without masks inside.*do not nest"),
         (nn.Sequential(mrreg.MultirateMask(nn.Linear(2, 2))), ValueError, "without masks inside, got '0'"),
+        (
+            divided(0),
+            ValueError,
+            "the weight of parametrizations.weight.original must be finite where one entry of each",
+        ),
+        (divided(None), ValueError, "must be finite where one entry"),
         (nn.Linear(2, 2, dtype=torch.complex64), TypeError, "real.*got torch.complex64. Complex parameters cannot"),
     ],
 )
 def test_modules_that_cannot_be_masked_are_refused(module: Any, kind: type[Exception], says: str) -> None:
     with pytest.raises(kind, match=says):
         mrreg.MultirateMask(module)
+
+
+def test_a_weight_over_the_norm_of_its_rows_can_be_masked() -> None:
+    layer = mrreg.MultirateMask(divided(1), p=0.9, k=2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    mrreg.attach(optimizer, layer)
+    for _ in range(6):
+        layer(torch.randn(3, 6)).square().sum().backward()
+        optimizer.step()
+        assert all(p.isfinite().all() for p in layer.parameters())
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
