@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import torch
+
 from mrreg.errors import check, check_int, warn
 from mrreg.masks.mask import Mask
 
@@ -51,18 +53,22 @@ class StepTimer:
     """Times the steps of one optimizer, from end to end; to draw a cycle, after its last step, does not count."""
 
     def __init__(self) -> None:
-        self._begun = 0.0
+        self._begun: Any = None
         self._seconds = deque[float](maxlen=100), deque[float](maxlen=100)  # of joint and of masked steps
+        self._open = deque[Any](maxlen=100)  # steps that a GPU may have yet to finish: phase, begin, end
         self._compared = False
 
-    def begin(self) -> None:
+    def begin(self, device: torch.device) -> None:
         """Note that a step is over, with all that belongs to it."""
-        self._begun = time.perf_counter()
+        self._begun = _now(device)
 
-    def end(self, phases: set[bool]) -> None:
+    def end(self, device: torch.device, phases: set[bool]) -> None:
         """Note that the next one ends, which counts where all masks are in one phase."""
         if self._begun and len(phases) == 1:
-            self._seconds[phases.pop()].append(time.perf_counter() - self._begun)
+            self._open.append((phases.pop(), self._begun, _now(device)))
+        while self._open and (isinstance(end := self._open[0][2], float) or end.query()):
+            masked, begin, _ = self._open.popleft()
+            self._seconds[masked].append(end - begin if isinstance(end, float) else begin.elapsed_time(end) / 1e3)
 
     def medians(self) -> dict[str, float]:
         """Return the median seconds of joint and of masked steps, as far as they are known."""
@@ -75,3 +81,12 @@ class StepTimer:
             problem = f"masked steps take {masked:.3g} s, joint ones {joint:.3g} s, so that nothing is saved"
             if masked >= joint:
                 warn(f"attach: {problem}. Take larger layers, batches or p, `exclude` small layers, or use nn.Dropout.")
+
+
+def _now(device: torch.device) -> Any:
+    """Return the time, or on a CUDA device an event, for which nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event

@@ -193,12 +193,13 @@ class MaskStepHooks:
         optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         if not _is_step(optimizer):
             return
-        self.timer.end({mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
+        device = optimizer.param_groups[0]["params"][0].device
+        self.timer.end(device, {mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
         first = optimizer.param_groups[0]
         self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask in self.masks))
         if any(g.kept < g.units and not g.keeps_shape for mask in self.masks for g in mask.groups):
             self.timer.compare()
-        self.timer.begin()
+        self.timer.begin(device)
 
 
 def _has_state(optimizer: Optimizer, p: Tensor) -> bool:
