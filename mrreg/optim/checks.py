@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mrreg.distributed.checks import check_engine
@@ -22,15 +23,20 @@ Pairs = list[tuple[Optimizer, int | None]]
 
 
 def check_parts(where: str, parts: object) -> Pairs:
-    """Return the pairs of base and period, each of the right kind."""
+    """Return the pairs of base and period, each of the right kind and no parameter in two of them."""
     if not isinstance(parts, Iterable) or isinstance(parts, Mapping | str):
         raise invalid_argument(TypeError, where, "parts", "a list of pairs (optimizer, period)", parts)
     pairs: Pairs = list(parts)
+    owners: dict[Tensor, int] = {}
     check(pairs, where, "parts", "a list of at least one pair (optimizer, period)", pairs)
     for i, pair in enumerate(pairs):
         is_pair = isinstance(pair, tuple | list) and len(pair) == 2
         check(is_pair, where, f"parts[{i}]", "a pair (optimizer, period)", type(pair).__name__, kind=TypeError)
         _check_base(where, f"parts[{i}]", pair[0])
+        for p in (p for group in pair[0].param_groups for p in group["params"]):
+            found = f"a tensor of shape {tuple(p.shape)} in parts {owners.get(p)} and {i}"
+            check(p not in owners, where, "parts", "disjoint", found, "Give every parameter to one part.")
+            owners[p] = i
     return pairs
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from mrreg.distributed.checks import check_model as check_wrappers
-from mrreg.errors import invalid_state, quoted
+from mrreg.errors import invalid_argument, invalid_state, quoted
 from mrreg.optim import checkpoint
 from mrreg.optim.checks import check_parts, check_periods, initial_groups
 from mrreg.optim.clock import Group, asks_for_state_only, has_gradient, is_due, next_syncs
@@ -258,9 +258,8 @@ class Multirate(Optimizer):
             self._load(state)
         except Exception as error:  # a base finds its own faults
             self._load(before)
-            raise ValueError(
-                f"{type(self).__name__}.load_state_dict: a part cannot take this state: {error}"
-            ) from error
+            where, rule = f"{type(self).__name__}.load_state_dict", "one that its parts can take"
+            raise invalid_argument(ValueError, where, "state_dict", rule, type(error).__name__, f"{error}.") from error
 
     def _load(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -87,7 +87,7 @@ SGD = [
     ("of MultirateAdamW", replaced(adamw), "SGD without 'dampening', 'momentum'"),
 ]
 ADAMW = [
-    ("renamed step", rename("step", "count"), "a part cannot take this state: 'step'"),
+    ("renamed step", rename("step", "count"), "state_dict must be one that its parts can take, got 'KeyError'. 'step'"),
     ("no betas", lose("param_groups", 0, "betas"), "AdamW without 'betas'"),
     ("other shape", lambda s: s["state"][3].update(direction=torch.zeros(3, 3)), "direction of shape (8,), got (3, 3)"),
 ]
