@@ -108,23 +108,24 @@ def matrix(shows: Shows) -> tuple[list[str], list[tuple[str, list[str]]]]:
 def forest(shows: Shows) -> bytes:
     """Return the figure of the guide: a line for each task, tuned thin training minus its best rival."""
     best = [pair for _, pair in against_best(shows)]
+    panels = [rows for lower in (False, True) if (rows := [pair for pair in best if pair.shown.lower == lower])]
     with mpl.rc_context({**plots.STYLE, "svg.fonttype": "none"}):
         figure = Figure(figsize=(7.0, 1.4 + 0.45 * len(best)), layout="constrained")
-        for axes, lower in zip(figure.subplots(1, 2), (False, True), strict=True):
-            rows = [pair for pair in best if pair.shown.lower == lower]
+        parts = figure.subplots(max(len(panels), 1), squeeze=False, height_ratios=[*map(len, panels)] or None)
+        for axes, rows in zip(parts.flat, panels, strict=False):
             for place, pair in enumerate(rows):
                 for shift, number, mark in ((-0.12, pair.shown.metric, "o"), (0.12, pair.at_seconds, "s")):
                     found = stats.summarize(pair.differences(number))
-                    label = f"equal {'epochs' if mark == 'o' else 'seconds'}" if place == 0 else None
+                    label = f"equal {'epochs' if mark == 'o' else 'seconds'}" if pair is best[0] else None
                     style: dict[str, Any] = {"fmt": mark, "color": "C0" if mark == "o" else "C1", "label": label}
                     axes.errorbar(found.mean, place + shift, xerr=found.half, capsize=2, **style)
             names = [f"{pair.shown.task}\nagainst {pair.rival}" for pair in rows]
             axes.set_yticks(range(len(rows)), names, fontsize=7)
             axes.axvline(0, color="black", linewidth=0.8)
-            axes.invert_yaxis()
-            axes.set_xlabel("nats fewer" if lower else "points more", fontsize=8)
-            if rows:
-                axes.legend(fontsize=7)
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlabel("nats fewer" if rows[0].shown.lower else "points more", fontsize=8)
+        if best:
+            figure.legend(fontsize=7, loc="outside upper right", ncols=2)
         return plots.svg(figure)
 
 

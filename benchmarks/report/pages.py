@@ -65,7 +65,7 @@ class Chapter:
     @property
     def short(self) -> str:
         """The title without what the other chapters of its group begin with."""
-        return self.heading if self.item else self.title.rpartition(": ")[2]
+        return self.heading if self.item else self.title.partition(": ")[2] or self.title
 
     @property
     def heading(self) -> str:

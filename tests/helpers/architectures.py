@@ -168,7 +168,7 @@ def _create(name: str, **options: Any) -> Any:
 
 
 SMALL_VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
-FOUR = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
+FOUR: dict[str, Any] = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
 SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,

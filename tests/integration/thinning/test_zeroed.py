@@ -82,6 +82,7 @@ def test_copies_pickles_plans_and_compiled_forwards_zero_the_same() -> None:
     for each in (model, again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
         with mrreg.attach(optimizer, each):
-            found += [each(IDS), *([torch.compile(each, backend="aot_eager")(IDS)] if each is model else [])]
+            compiled: Any = torch.compile(each, backend="aot_eager") if each is model else each
+            found += [each(IDS), compiled(IDS)]
     for one in found[1:]:
         torch.testing.assert_close(one, found[0])
