@@ -36,7 +36,7 @@ def expected_speedup(layers: float, fast_layers: float, k: int) -> float:
     where = "expected_speedup"
     total = _positive(where, "layers", layers)
     fast = check_number(where, "fast_layers", fast_layers, "between 0 and layers", lambda x: 0 <= x <= total)
-    return _ratio(total, total, fast, check_int(where, "k", k))
+    return expected_speedup_from_costs(total, total, fast, check_int(where, "k", k))
 
 
 def expected_speedup_from_costs(forward: float, backward: float, fast_backward: float, k: int) -> float:
@@ -60,7 +60,8 @@ def expected_speedup_from_costs(forward: float, backward: float, fast_backward: 
     where = "expected_speedup_from_costs"
     ahead, back = _not_negative(where, "forward", forward), _positive(where, "backward", backward)
     fast = check_number(where, "fast_backward", fast_backward, "between 0 and backward", lambda x: 0 <= x <= back)
-    return _ratio(ahead, back, fast, check_int(where, "k", k))
+    k = check_int(where, "k", k)
+    return k * (ahead + back) / (k * ahead + back + (k - 1) * fast)
 
 
 def convergence_bound(
@@ -124,10 +125,6 @@ def minibatch_convergence_bound(
     root, step = math.sqrt(len(scales)), lr * smoothness * len(scales) / 3
     held = sum(1 + root * (period - 1) + step * (period - 1) * (2 * period - 1) for period in scales)
     return float(start + drift / 2 * held)
-
-
-def _ratio(forward: float, backward: float, fast_backward: float, k: int) -> float:
-    return k * (forward + backward) / (k * forward + backward + (k - 1) * fast_backward)
 
 
 def _common(where: str, *, steps: int, **sizes: float) -> tuple[float, float]:

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
-from mrreg.convert.wrap import check_model
 from mrreg.errors import check, check_int, warn
-from mrreg.masks.install import install
+from mrreg.masks.install import check_thinnable, install
 from mrreg.module_utils import has_stock_forward, join
 from mrreg.thinning.build import search
 from mrreg.thinning.counts import kept
@@ -103,7 +102,7 @@ def swap_dropout(
     Note:
         nn.Dropout draws units for each example and place; here they are drawn for the whole batch and cycle.
     """
-    check_model(WHERE, model)
+    check_thinnable(WHERE, model)
     k = check_int(WHERE, "k", k)
     check(isinstance(rescale, bool | None), WHERE, "rescale", "None, True or False", rescale, kind=TypeError)
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)

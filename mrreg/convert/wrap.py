@@ -52,7 +52,9 @@ def mask(
         >>> mrreg.MultirateMask.of(model[2]).p
         0.5
     """
-    check_model(WHERE, model)
+    check_materialized(WHERE, "model", check_type(WHERE, "model", model, nn.Module, "a torch.nn.Module"))
+    if any(find_mask(inner) is not None for inner in model.modules()):
+        raise invalid_state(WHERE, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
     rule = "a mapping from names or glob patterns to p"
     named = isinstance(patterns, Mapping) and all(isinstance(pattern, str) for pattern in patterns)
     check(named, WHERE, "patterns", rule, patterns, kind=TypeError)
@@ -100,21 +102,13 @@ def unwrap(model: nn.Module) -> nn.Module:
           (0): Linear(in_features=4, out_features=2, bias=True)
         )
     """
-    check_model("unwrap", model)
+    check_materialized("unwrap", "model", check_type("unwrap", "model", model, nn.Module, "a torch.nn.Module"))
     for module in model.modules():
         if find_mask(module) is not None:
             uninstall(module)
         if isinstance(module, MultirateMask):
             take_mask(module, LAYER_NAME)
     return model
-
-
-def check_model(where: str, model: object) -> None:
-    """Refuse modules that masks cannot be put into: thin ones, and those with parameters that have no shape yet."""
-    module = check_type(where, "model", model, nn.Module, "a torch.nn.Module")
-    check_materialized(where, "model", module)
-    if where != "unwrap" and any(find_mask(inner) is not None for inner in module.modules()):
-        raise invalid_state(where, "the model is thin already", "Put masks into it first, then call mrreg.thin.")
 
 
 def _matching(model: nn.Module, pattern: str, fits: Callable[[nn.Module], object]) -> list[nn.Module]:

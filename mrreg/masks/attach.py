@@ -10,7 +10,7 @@ from typing_extensions import Self
 from mrreg.distributed.checks import check_model
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_int, check_type, invalid_state, quoted, warn
-from mrreg.masks.clock import CLOCK
+from mrreg.masks.clock import CLOCK, read_clock
 from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
 from mrreg.masks.mask import Mask
 from mrreg.masks.optimizers import examine, inner_optimizer
@@ -138,7 +138,7 @@ def attach(
             step_hooks[owner].roots.append(mask.root())
     pairs, plain = list(zip(optimizers, step_hooks, strict=True)), {}
     for each, hooks in pairs:
-        hooks.read_clock(WHERE, each.param_groups)
+        read_clock(WHERE, each.param_groups, hooks.seed, hooks.masks)
         plain[hooks] = examine(each, {id(p) for mask in hooks.masks for _, p in mask.masked_parameters()})
     handle = Attachment(step_hooks)
     for name, mask, first in masks:

@@ -12,7 +12,7 @@ The life of a masked step, in the order of the training loop:
 import copy
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, cast
 
@@ -78,18 +78,15 @@ class MaskStepHooks:
             while self.masks:
                 self.masks.pop().detach()
 
-    def read_clock(self, where: str, groups: Iterable[Mapping[str, Any]]) -> tuple[int, int, tuple[int, ...]]:
-        """Return clock, seed and the k of each mask that groups say, if masks can take them."""
-        return read_clock(where, groups, self.seed, self.masks)
-
     def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
-        self._write(optimizer, *self.read_clock(WHERE, optimizer.param_groups))
+        self._write(optimizer, *read_clock(WHERE, optimizer.param_groups, self.seed, self.masks))
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
         self._abandon(optimizer)
-        self.read_clock(f"{type(optimizer).__name__}.load_state_dict", saved.get("param_groups", ()))
+        where = f"{type(optimizer).__name__}.load_state_dict"
+        read_clock(where, saved.get("param_groups", ()), self.seed, self.masks)
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
 

@@ -24,7 +24,7 @@ def install(
     model: Model, groups: Iterable[UnitGroup], overrides: Iterable[AttributeOverride] = (), **options: Any
 ) -> Model:
     """Make a model thin, in place, and return it; `options` are those of its mask: k, boost, rescale and flops."""
-    check_thinnable(model)
+    check_thinnable("thin", model)
     mask = Mask("thin", groups, (), overrides, **options)
     put_mask(model, mask, NAME)
     if mask.block_group is not None:
@@ -144,11 +144,11 @@ def check_structure(structure: object) -> None:
     check(structure in STRUCTURES, WHERE, "structure", rule, structure, remedy, kind)
 
 
-def check_thinnable(model: nn.Module) -> None:
+def check_thinnable(where: str, model: nn.Module) -> None:
     """Raise if a model is thin already, or cannot be masked."""
-    check_module("thin", "model", model)
+    check_module(where, "model", model)
     if any(NAME in vars(module) for module in model.modules()):
-        raise invalid_state("thin", "the model is thin already", "Call mrreg.unwrap(model) first.")
+        raise invalid_state(where, "the model is thin already", "Call mrreg.unwrap(model) first.")
 
 
 def check_module(where: str, what: str, module: Any) -> None:

@@ -47,11 +47,6 @@ class Mask:
     p is absent. A copy has no module until that gives itself in.
     """
 
-    drawn: Any  # what the subsets were drawn from
-    first: int  # index of the first draw among those of the model
-    forward_ran: bool  # a masked one
-    told: bool  # that nothing drives it
-    off: frozenset[int]  # numbers of the blocks that are off in this cycle
     p = _option("p", _check_p)
     k = _option("k", check_int)
     rescale = _option("rescale", lambda where, name, value: check_type(where, name, value, bool, "True or False"))
@@ -82,6 +77,16 @@ class Mask:
         self._places: tuple[weakref.ref[nn.Module], list[Place]] | None = None
         self.lock = RLock()  # of masked forwards, which change attributes that other threads read
         self._rest()
+
+    def _rest(self) -> None:
+        self.masking = self.attached = self.told = False  # told: that nothing drives it
+        self.forward_ran = False  # a masked one
+        self.step = object()  # which every optimizer step replaces
+        self.drawn: Any = None  # what the subsets were drawn from
+        self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
+        self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
+        self.path, self.first = "", 0
+        self.plain: frozenset[int] | None = None  # ids of parameters whose update is a multiple of their gradient
 
     @property
     def boost(self) -> float:
@@ -205,15 +210,6 @@ class Mask:
             problem = f"the mask of a {kind} has no effect: what is absent got a gradient, yet its forward has not run"
             remedy = "Call the masked module itself in training mode, or mask the module that your loop calls"
             warn(f"attach: {problem}. {remedy}.")
-
-    def _rest(self) -> None:
-        self.masking = self.attached = self.forward_ran = False
-        self.step = object()  # which every optimizer step replaces
-        self.told = False
-        self.drawn, self.off = None, frozenset()
-        self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
-        self.path, self.first = "", 0
-        self.plain: frozenset[int] | None = None  # ids of parameters whose update is a multiple of their gradient
 
     def detach(self) -> None:
         """Become dense and undriven, also in what hooks of torch.nn.utils have computed from the parameters."""

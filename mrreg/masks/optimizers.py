@@ -201,19 +201,13 @@ class _Twin:
 
     def contents(self) -> dict[Path, Any]:
         """Return all that a step may change, by place and path."""
-        own = dict(vars(self.optimizer), group=self.optimizer.param_groups[0])
-        own["state"] = [value for p, value in self.optimizer.state.items() if p is not self.parameter]
-        state = leaves(self.optimizer.state.get(self.parameter, {}), ("state",))
-        kept = {name: value for name, value in own.items() if name not in ("param_groups", "defaults")}
-        return (
-            {("parameter",): self.parameter.detach()}
-            | state
-            | {
-                path: value
-                for path, value in leaves(kept, ("own",)).items()
-                if "params" not in path and value is not self.parameter
-            }
-        )
+        optimizer, parameter = self.optimizer, self.parameter
+        own = {name: value for name, value in vars(optimizer).items() if name not in NOT_PARTS}
+        others = [value for p, value in optimizer.state.items() if p is not parameter]
+        own |= {"group": optimizer.param_groups[0], "state": others}
+        found = leaves(optimizer.state.get(parameter, {}), ("state",)) | leaves(own, ("own",))
+        kept = {path: value for path, value in found.items() if "params" not in path and value is not parameter}
+        return {("parameter",): parameter.detach()} | kept
 
 
 def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:

@@ -120,11 +120,6 @@ class Cut(NamedTuple):
     slot: Slot
     factor: float
 
-    @property
-    def computed(self) -> bool:
-        """True if forwards read everything, and an optimizer sees what is kept."""
-        return (self.group.zeroed or self.group.kind == "inputs") and self.slot.role != "consumer"
-
 
 class GatheredTensor(_Tensor):
     """One that loses units: the rows, columns and members of those that stay are gathered into a smaller tensor."""
@@ -150,8 +145,8 @@ class GatheredTensor(_Tensor):
                 absent = each.slot.indices[lost.index_fill(0, subsets[each.group.name], False)].flatten()
                 factors[each.slot.indices.flatten()] = each.factor
                 present[absent] = False
-                if not each.computed:  # a column that keeps its place is zero
-                    seen[absent], factors[absent] = each.group.keeps_shape, 0.0
+                if each.slot.role == "consumer" or not each.group.keeps_shape:  # else forwards read all of it
+                    seen[absent], factors[absent] = each.group.keeps_shape, 0.0  # a column that keeps its place is zero
             own[dim], factors = present.nonzero().flatten(), factors[seen]
             if not seen.all():
                 read[dim] = seen.nonzero().flatten()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,14 +82,8 @@ class LangevinSGD(torch.optim.Optimizer):
         param_group |= _checked({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Make one step; `closure` recomputes the loss and its gradients, and returns the loss."""
         loss = None
         if closure is not None:

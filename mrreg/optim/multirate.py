@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from mrreg.optim.checks import check_parts, check_periods, initial_groups
 from mrreg.optim.clock import Group, asks_for_state_only, has_gradient, is_due, next_syncs
 from mrreg.optim.diagnostics import Diagnostics, check_use, collect_metrics, describe
 from mrreg.optim.flags import Flags, check_model, is_switched
-from mrreg.optim.part import Part, rebuild, state_for_bases
+from mrreg.optim.part import Part, state_for_bases
 
 
 class Multirate(Optimizer):
@@ -109,14 +109,8 @@ class Multirate(Optimizer):
         self._flags = Flags(type(self).__name__, self.param_groups, model)
         self._diagnostics = Diagnostics(self.param_groups)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @_disable_dynamo
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Move every part; `closure` recomputes the loss and its gradients, and returns the loss."""
         loss = None
         try:
@@ -247,7 +241,10 @@ class Multirate(Optimizer):
         """Take a copy's attributes, or what torch passes on when it loads a saved state."""
         if "_copied_bases" in state:
             shared = state_for_bases(state["state"])
-            bases = [rebuild(kind, own | {"state": shared}) for kind, own in state.pop("_copied_bases")]
+            bases = []
+            for kind, own in state.pop("_copied_bases"):
+                bases.append(kind.__new__(kind))
+                bases[-1].__setstate__(own | {"state": shared})
             for p in state.pop("_off"):
                 p.requires_grad = True
             super().__setstate__(state)

@@ -155,13 +155,6 @@ class Part:
         return type(self.base), kept
 
 
-def rebuild(kind: type[Optimizer], attributes: dict[str, Any]) -> Optimizer:
-    """Undo `for_copy`."""
-    base = kind.__new__(kind)
-    base.__setstate__(attributes)
-    return base
-
-
 def state_for_bases(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """Leave out the state in which a base finds nothing of its own: Adam refuses one that is not empty."""
     return defaultdict(dict, {p: each for p, each in state.items() if isinstance(p, str) or each.keys() - OURS})

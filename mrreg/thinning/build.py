@@ -97,7 +97,7 @@ def thin(
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
         Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, JMLR 2014.
     """
-    check_model(model, searched=plan is None)
+    check_thinnable(WHERE, model)
     include, exclude = (tuple(each) if isinstance(each, Iterator) else each for each in (include, exclude))
     k = check_int(WHERE, "k", k)
     check_type(WHERE, "rescale", rescale, bool, "True or False")
@@ -131,18 +131,13 @@ def _warn_of_choice(report: ThinReport, p: Shares | None, include: Iterable[str]
         warn(f"{WHERE}: p is 1, which leaves one unit of each group. Choose a smaller one, such as 0.5.", UserWarning)
 
 
-def check_model(model: nn.Module, searched: bool = True) -> None:
-    """Refuse modules that cannot become thin."""
-    check_thinnable(model)
-    if searched and (meta := [name for name, tensor in named_tensors(model).items() if tensor.is_meta]):
-        remedy = "Search on a copy that has values, and give its report as the plan."
-        raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
-
-
 def search(
     model: nn.Module, k: int, example_inputs: Any, choose: Choose, blocks_of: FindBlocks = lambda *_: []
 ) -> ThinReport:
     """Find the groups and blocks, try those that `choose` lets lose units, and count what is saved."""
+    if meta := [name for name, tensor in named_tensors(model).items() if tensor.is_meta]:
+        remedy = "Search on a copy that has values, and give its report as the plan."
+        raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
     with copied(model, example_inputs) as (twin, paths, plain):
         LOG.info("%s: looking for groups of units", WHERE)
         found = find(twin, read_inputs(example_inputs))

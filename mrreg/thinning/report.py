@@ -118,9 +118,6 @@ class ThinReport(Mapping[str, ThinEntry]):
             return cls(**torch.load(path, weights_only=True))
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         width = max(map(len, self), default=0)
         lines = [f"{'group':{width}}  {'kind':8}  {'outcome':8}  {'units':>6}  {'kept':>6}  parameters, or the reason"]
         for name, entry in self.items():
