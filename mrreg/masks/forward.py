@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd import Variable, forward_ad
 from torch.autograd.function import FunctionCtx
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import checkpoint
 from typing_extensions import Self
 
 from mrreg.distributed.checks import SHARD_OUTSIDE
 from mrreg.distributed.sharding import is_sharded
 from mrreg.errors import add_note, invalid_state
-from mrreg.masks.checkpoints import recording
 from mrreg.masks.entries import version_of
 from mrreg.masks.mask import Mask
 from mrreg.masks.tensors import MaskedTensor
@@ -134,8 +134,12 @@ class MaskedForward:
 
 
 def _autograd_mode() -> tuple[bool, object]:
-    """Return what differs inside an activation checkpoint: whether gradients are on, or what is recorded."""
-    return torch.is_grad_enabled(), recording()
+    """Return what differs inside an activation checkpoint: if gradients are on, and which one without is recorded."""
+    if not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"):  # before torch 2.8: who is calling
+        frames = (frame for frame, _ in walk_stack(None))
+        return torch.is_grad_enabled(), sum(frame.f_code.co_filename == checkpoint.__file__ for frame in frames)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return torch.is_grad_enabled(), hooks if hooks and hooks[0].__module__ == checkpoint.__name__ else None
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from torch import nn
 
 from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
-from mrreg.masks.groups import AttributeOverride, UnitGroup
+from mrreg.masks.groups import UnitGroup
 from mrreg.masks.install import MultirateMask, check_thinnable, install
 from mrreg.module_utils import within
 from mrreg.thinning.blocks import find_blocks, switches
@@ -149,32 +149,19 @@ def search(
         LOG.info("%s: trying %d of %d groups", WHERE, len(units), len(groups))
         tried, overrides = admit(twin, inputs, units, paths)
         entries = {each.name: each for each in (*groups, *tried, *(replace(each, admitted=True) for each in blocks))}
-        flops = _counted(model, twin, inputs, paths[0], [each for each in tried if each.admitted], overrides, blocks)
+        units = [each for each in tried if each.admitted]
+        for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
+            own.requires_grad_(parameter.requires_grad)
+        whole = _flops(twin, inputs, paths[0])
+        with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
+            masked = _flops(twin, inputs, paths[0])
+            for group in blocks:
+                with switched(twin, group.blocks, switches(range(group.units))):
+                    rest = _flops(twin, inputs, paths[0])
+                masked = rest + round((masked - rest) * group.kept / group.units)
     _warn_of_example(paths, plain)
     dropouts = dict.fromkeys(path or "the model itself" for path, _ in plain.dropped)
-    return ThinReport(entries, overrides, k, flops, signature(model), list(dropouts))
-
-
-def _counted(
-    model: nn.Module,
-    twin: nn.Module,
-    inputs: Inputs,
-    path: Path,
-    units: Sequence[UnitGroup],
-    overrides: Iterable[AttributeOverride],
-    blocks: Iterable[UnitGroup],
-) -> tuple[int, int]:
-    """Count FLOPs of a masked and of a plain step."""
-    for own, parameter in zip(twin.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(parameter.requires_grad)
-    plain = _flops(twin, inputs, path)
-    with thinned(twin, units, overrides, {group.name: draws(group, 0)[0] for group in units}):
-        masked = _flops(twin, inputs, path)
-        for group in blocks:
-            with switched(twin, group.blocks, switches(range(group.units))):
-                rest = _flops(twin, inputs, path)
-            masked = rest + round((masked - rest) * group.kept / group.units)
-    return masked, plain
+    return ThinReport(entries, overrides, k, (masked, whole), signature(model), list(dropouts))
 
 
 def _flops(twin: nn.Module, inputs: Inputs, path: Path) -> int:

@@ -22,14 +22,11 @@ class ChannelRange(NamedTuple):
     stop: int
     sources: frozenset[int]
 
-    def halves(self) -> tuple["ChannelRange", "ChannelRange"]:
-        """Cut it in the middle."""
-        middle = (self.start + self.stop) // 2
-        return self._replace(stop=middle), self._replace(start=middle)
-
-    def ends(self) -> tuple["ChannelRange", "ChannelRange"]:
-        """The first and the last channel."""
-        return self._replace(stop=self.start + 1), self._replace(start=self.stop - 1)
+    def parts(self) -> list["ChannelRange"]:
+        """Return its halves, its first channel and its last one."""
+        start, stop, middle = self.start, self.stop, (self.start + self.stop) // 2
+        bounds = (start, middle), (middle, stop), (start, start + 1), (stop - 1, stop)
+        return [ChannelRange(*each, self.sources) for each in bounds]
 
 
 class Influence:
@@ -81,7 +78,7 @@ class Influence:
         multi-query attention, a gate of all channels, all that a normalization gives.
         """
         whole = ChannelRange(0, self.size, _members(self.reached(None)))
-        first, last = self._narrow(whole.ends())
+        first, last = self._narrow(whole.parts()[2:])
         own = whole.sources - (first.sources & last.sources)
         self.shared = whole.sources - own if own else frozenset()
         done: list[ChannelRange] = []
@@ -89,7 +86,7 @@ class Influence:
         while pending:
             done += [each for each in pending if each.sources and each.stop - each.start == 1]
             pending = [each for each in pending if each.sources and each.stop - each.start > 1]
-            parts = self._narrow([part for each in pending for part in (*each.halves(), *each.ends())])
+            parts = self._narrow([part for each in pending for part in each.parts()])
             units, pending = pending, []
             for each, one, two, first, last in zip(units, *(parts[i::4] for i in range(4)), strict=True):
                 is_unit = one.sources & two.sources and first.sources & last.sources

@@ -7,19 +7,20 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import CellType, FunctionType
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from mrreg.errors import check_type, invalid_argument, invalid_state
 from mrreg.isolation import deep_copy, random_state_kept
 from mrreg.masks.attention import attend
-from mrreg.masks.checkpoints import plain_checkpoints
 from mrreg.module_utils import tensors_in
 
 WHERE = "thin"
@@ -53,13 +54,9 @@ def read_inputs(given: Any) -> Inputs:
 
 def _precise(value: Any) -> Any:
     """Copy a value; tensors in it, also those in lists and mappings, in default precision."""
-    if isinstance(value, Tensor):
-        return value.detach().clone().to(_precision(value.dtype, torch.get_default_dtype()))
-    if type(value) in (tuple, list):
-        return type(value)(map(_precise, value))
-    if type(value) is dict:
-        return {key: _precise(each) for key, each in value.items()}
-    return deep_copy(value)
+    precision = torch.get_default_dtype()
+    copy = deep_copy(value)
+    return tree_map_only(Tensor, lambda each: each.detach().to(_precision(each.dtype, precision)), copy)
 
 
 def _precision(dtype: torch.dtype, precision: torch.dtype) -> torch.dtype:
@@ -183,6 +180,23 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
+def _plain_checkpoints() -> Iterator[None]:
+    """Let activation checkpoints be plain calls: no backward pass may compute the graph again that is read."""
+
+    def nothing(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    names = [name for name in vars(checkpoint) if name.startswith("_checkpoint_without_reentrant_generator")]
+    before = {name: vars(checkpoint)[name] for name in [*names, "CheckpointFunction"]}
+    vars(checkpoint).update(dict.fromkeys(names, nothing))
+    vars(checkpoint)["CheckpointFunction"] = SimpleNamespace(apply=lambda function, _, *args: function(*args))
+    try:
+        yield
+    finally:
+        vars(checkpoint).update(before)
+
+
+@contextmanager
 def probing(twin: nn.Module, precision: torch.dtype = torch.float64) -> Iterator[None]:
     """Compute in this precision, attention's fast path and checkpoints off, and leave generators as they were."""
     dtype, fast = torch.get_default_dtype(), torch.backends.mha.get_fastpath_enabled()
@@ -193,7 +207,7 @@ def probing(twin: nn.Module, precision: torch.dtype = torch.float64) -> Iterator
             random_state_kept(twin),
             torch.inference_mode(False),
             torch.enable_grad(),
-            plain_checkpoints(),
+            _plain_checkpoints(),
             catch_warnings(),
         ):
             simplefilter("ignore")
