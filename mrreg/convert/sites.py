@@ -95,7 +95,6 @@ def find_choices(
 
 
 def _note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-    """Note the call of a dropout in a forward."""
     taken: Tensor = (*args, *kwargs.values())[0]
     site.reason = ATTENTION if "Softmax" in type(taken.grad_fn).__name__ else site.reason
     made = output.new_zeros(()).expand(output.shape).detach().requires_grad_(True)
@@ -136,7 +135,8 @@ class _Search:
         for op in self.recording.ops:
             if op.columns is None or (influence := self.finder.influence(op)).gradients(None, [made])[0] is None:
                 continue
-            ends = [influence.gradients(_only(i, op.columns.size), [made])[0] for i in (0, op.columns.size - 1)]
+            columns = torch.arange(op.columns.size, device="cpu")
+            ends = [influence.gradients(columns == i, [made])[0] for i in (0, op.columns.size - 1)]
             found = _units(ends, varies, op.columns.size)
             if found is None:
                 return
@@ -160,7 +160,7 @@ class _Search:
             positions, makers = torch.arange(size, device="cpu").view(-1, 1), list[list[Slot]]()
             for offset, (_, op) in zip(influence.offsets, influence.used, strict=False):
                 if op.rows.size == size > 1:
-                    ends = [influence.reached(_only(i, size))[offset : offset + size] for i in (0, size - 1)]
+                    ends = [influence.reached(positions[:, 0] == i)[offset : offset + size] for i in (0, size - 1)]
                     if [end.nonzero().flatten().tolist() for end in ends] == [[0], [size - 1]]:
                         makers.append([self._slot(each, positions) for each in (op.rows, *op.also)])
             if makers:
@@ -178,10 +178,6 @@ class _Search:
         size = self.recording.others[channels.name].shape[channels.dim]
         whole = 0 if channels.size == size else size
         return Slot(channels.name, channels.dim, positions + channels.start, "consumer", whole)
-
-
-def _only(position: int, size: int) -> Tensor:
-    return torch.arange(size, device="cpu") == position
 
 
 def _units(ends: Sequence[Tensor | None], varies: Sequence[int], size: int) -> Drops | None:

@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from mrreg.errors import invalid_argument, invalid_state, quoted
@@ -50,11 +49,6 @@ def unaveraged(wrapper: DDP) -> frozenset[int]:
         averaged = {id(p) for bucket in buckets for p in bucket.parameters()}
         _unaveraged[wrapper] = frozenset(map(id, wrapper._module_parameters)) - averaged
     return _unaveraged[wrapper]
-
-
-def wrapper_of_this_forward() -> DDP | None:
-    """Return the wrapper whose forward is running."""
-    return DDP._active_ddp_module if torch.distributed.is_available() else None
 
 
 def is_fully_sharded(module: nn.Module) -> bool:

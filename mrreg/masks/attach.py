@@ -11,7 +11,7 @@ from mrreg.distributed.checks import check_model
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.clock import CLOCK, read_clock
-from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast, driving
+from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast
 from mrreg.masks.mask import Mask
 from mrreg.masks.optimizers import examine, inner_optimizer
 from mrreg.masks.status import masks_in, positions
@@ -121,7 +121,8 @@ def attach(
     check_type(WHERE, "joint", joint, bool, "True or False")
     check_model(WHERE, whole, switches=False)
     for each in optimizers:
-        if driving(each) is not None:
+        owners = (getattr(hook, "__self__", None) for hook in each._optimizer_step_post_hooks.values())
+        if any(isinstance(owner, MaskStepHooks) for owner in owners):
             problem = f"this {type(each).__name__} is attached already"
             remedy = "Call remove() on its handle first; several models go into one call, attach(optimizer, [a, b])."
             raise invalid_state(WHERE, problem, remedy)
@@ -163,7 +164,6 @@ def _warn_if_never_absent(masks: Iterable[Mask]) -> None:
 
 
 def _several(optimizer: Any) -> list[Any]:
-    """Return one optimizer or several as a list."""
     single = isinstance(optimizer, nn.Module) or not isinstance(optimizer, Iterable)
     several = [optimizer] if single else list(optimizer)
     check(several, WHERE, "optimizer", "at least one optimizer", several)
@@ -171,7 +171,6 @@ def _several(optimizer: Any) -> list[Any]:
 
 
 def _one_model(model: Any) -> nn.Module:
-    """Return one module that holds all models."""
     if not isinstance(model, list | tuple) or not all(isinstance(each, nn.Module) for each in model):
         return check_type(WHERE, "model", model, nn.Module, "an nn.Module, or a list of them")
     return model[0] if len(model) == 1 else nn.ModuleList(model)

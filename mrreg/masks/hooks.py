@@ -221,12 +221,3 @@ def check_fast(group: dict[str, Any], path: str) -> None:
     if group.get("period", 1) != 1:
         remedy = "Masked parameters must be in a fast part, which is updated on every step."
         raise invalid_argument(ValueError, WHERE, path, "in a part of period 1", group["period"], remedy)
-
-
-def driving(optimizer: Optimizer) -> MaskStepHooks | None:
-    """Return the hooks that drive masks from an optimizer's steps."""
-    for hook in optimizer._optimizer_step_post_hooks.values():
-        hooks = getattr(hook, "__self__", None)
-        if isinstance(hooks, MaskStepHooks):
-            return hooks
-    return None

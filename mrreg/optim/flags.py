@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mrreg.distributed.checks import DDP, check_wrapper, wrapper_of_this_forward
+from mrreg.distributed.checks import DDP, check_wrapper
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_type, warn
 from mrreg.optim.clock import Group, has_gradient, is_due
@@ -70,7 +70,7 @@ class Flags:
         """Switch off, at the first training forward of a step, what its backward pass must not reach."""
         self._seen = True
         self._seen_training |= training
-        wrapper = wrapper_of_this_forward()
+        wrapper: DDP | None = DDP._active_ddp_module if torch.distributed.is_available() else None
         if wrapper is not None and wrapper not in self._wrappers:
             self._wrappers.add(wrapper)
             compare_after_join(wrapper, self, self._where, lambda flags: flags.clock)

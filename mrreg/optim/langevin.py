@@ -121,13 +121,12 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw from N(0, 1), real and imaginary parts each. A shard gets the entries that it has in the whole."""
+    noise = torch.empty_like(like)
     if is_sharded(like):
-        noise = torch.empty_like(like)
         whole = torch.empty(like.shape, dtype=like.dtype, device=like.device)
         local(noise).copy_(cut(_normal(whole, generator), like))
-        return noise
-    noise = torch.empty_like(like)
-    (torch.view_as_real(noise) if noise.is_complex() else noise).normal_(generator=generator)
+    else:
+        (torch.view_as_real(noise) if noise.is_complex() else noise).normal_(generator=generator)
     return noise
 
 

@@ -7,6 +7,7 @@ LangevinSGD; the gradient of SGD without buffer or decay; else displacement / lr
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -85,25 +86,23 @@ class Part:
             for group, params, buffers in held:
                 end_directions(self.base, group, params, buffers)
         for group, params, directions in held:
-            if not directions:  # the base's own buffers
-                directions = [state[p][BUFFER] for p in params]
             if self._drift:
-                self._hold(group, params, directions, buffer_is_direction(self.base, group), state)
+                self._hold(group, params, directions, state)
             elif params:
+                directions = directions or [state[p][BUFFER] for p in params]  # the base's own
                 rest_of_cycle = (now + 1 - ends[id(group)]) * float(group["lr"])
                 torch._foreach_add_(local_all(params), local_all(directions), alpha=rest_of_cycle)
 
-    def _hold(self, group: Group, params: list[Tensor], directions: list[Tensor], shared: bool, state: State) -> None:
-        """Keep directions until the next sync step (shared ones are the base's buffers); without one, rest."""
+    def _hold(self, group: Group, params: list[Tensor], directions: list[Tensor], state: State) -> None:
+        """Keep directions until the next sync step (none are given where the base's buffers are); without one, rest."""
         for p in set(group["params"]).difference(params):
             if state.get(p):  # Adam takes an empty state for its first step, so nothing is put into one
                 state[p].pop(DIRECTION, None)
                 state[p][RESTING] = True
-        for p, direction in zip(params, directions, strict=True):
+        for p, direction in zip_longest(params, directions):
             state[p].pop(RESTING, None)
-            if shared:
-                state[p].pop(DIRECTION, None)
-            else:
+            state[p].pop(DIRECTION, None)
+            if direction is not None:
                 state[p][DIRECTION] = direction
 
     def _step(self, groups: list[Group], state: State) -> None:

@@ -165,7 +165,6 @@ def search(
 
 
 def _flops(twin: nn.Module, inputs: Inputs, path: Path) -> int:
-    """Count the FLOPs of a forward and backward of a copy."""
     from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which takes longer than mrreg
 
     with state_kept(twin), FlopCounterMode(display=False) as counter:
