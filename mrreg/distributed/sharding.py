@@ -5,12 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ORDINARY = (Tensor, nn.Parameter)  # most tensors, so that most questions are cheap
-
 
 def is_sharded(value: Tensor) -> bool:
     """Return True for a tensor that is spread over ranks; torch need not be built with them."""
-    return type(value) not in ORDINARY and hasattr(value, "placements")
+    return type(value) not in (Tensor, nn.Parameter) and hasattr(value, "placements")
 
 
 def local(value: Tensor) -> Tensor:

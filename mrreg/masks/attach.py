@@ -11,9 +11,9 @@ from mrreg.distributed.checks import check_model
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.clock import CLOCK, read_clock
-from mrreg.masks.hooks import WHERE, MaskStepHooks, check_fast
+from mrreg.masks.hooks import MaskStepHooks, check_fast
 from mrreg.masks.mask import Mask
-from mrreg.masks.optimizers import examine, inner_optimizer
+from mrreg.masks.optimizers import WHERE, examine, inner_optimizer
 from mrreg.masks.status import masks_in, positions
 from mrreg.module_utils import join, within
 

@@ -26,11 +26,9 @@ from mrreg.distributed.sharding import any_nonzero, is_sharded, local
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks.clock import CLOCK, CYCLE, KEPT, KEYS, SEED, StepTimer, kept_units, read_clock
 from mrreg.masks.mask import Mask
-from mrreg.masks.optimizers import leaves
+from mrreg.masks.optimizers import WHERE, leaves
 from mrreg.masks.step import Call, Leaf, with_closure
 from mrreg.masks.tensors import MaskedTensor
-
-WHERE = "attach"
 
 
 class MaskStepHooks:
