@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from mrreg.errors import invalid_state, quoted
+from mrreg.errors import check, invalid_state, quoted
 
 
 def join(path: str, name: str) -> str:
@@ -27,7 +28,10 @@ def owner(name: str) -> str:
 
 
 def check_materialized(where: str, what: str, module: nn.Module) -> None:
-    """Refuse a module whose lazy parameters have no shape yet."""
+    """Refuse a scripted module, and one whose lazy parameters have no shape yet."""
+    rule, remedy = "a torch.nn.Module, not a scripted one", "Give the module that was scripted."
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    check(not scripted, where, what, rule, type(module).__name__, remedy, TypeError)
     if lazy := [name for name, p in module.named_parameters() if nn.parameter.is_lazy(p)]:
         raise invalid_state(where, f"the {what} has no shape yet for {quoted(lazy)}", "Run one forward first.")
 

@@ -154,13 +154,13 @@ def check_thinnable(where: str, model: nn.Module) -> None:
 def check_module(where: str, what: str, module: Any) -> None:
     """Refuse an object that is no module, has no shape yet, or whose class does not say what it computes."""
     check_type(where, what, module, nn.Module, "an nn.Module")
-    check_materialized(where, what, module)
     for name, inner in module.named_modules():
-        remedy = "It reads its parameters where nothing can stand in."
+        remedy = "It reads its parameters where nothing can stand in: mask the module that it was made from."
         shown, scripted = name or type(inner).__name__, isinstance(inner, torch.jit.ScriptModule)
         check(not scripted, where, what, "without scripted modules", shown, remedy)
         keras = any(kind.__module__.partition(".")[0] == "keras" for kind in type(inner).__mro__)
         check(not keras, where, what, "made of torch's own layers", f"{shown} of Keras", remedy, TypeError)
+    check_materialized(where, what, module)
     remedy, plain = "Mask the module inside, and use DistributedDataParallel.", not isinstance(module, nn.DataParallel)
     check(plain, where, what, "a module without nn.DataParallel", "one in it", remedy)
     rule, remedy = "a module whose class defines its forward", "Mask it before anything replaces its forward."

@@ -167,10 +167,13 @@ def test_the_projection_of_attention_is_masked_through_attention() -> None:
     assert masked(mrreg.mask(layer, {"*": 0.5})) == {"self_attn": 0.5, "linear1": 0.5, "linear2": 0.5}
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit")
 @pytest.mark.parametrize("call", [lambda m: mrreg.mask(m, {"0": 0.5}), mrreg.swap_dropout, mrreg.unwrap])
 def test_what_cannot_be_taken_apart_is_refused(call: Callable[[nn.Module], object]) -> None:
     with pytest.raises(RuntimeError, match=r"no shape yet for '0.bias', '0.weight'. Run one forward first."):
         call(nn.Sequential(nn.LazyLinear(3)))
+    with pytest.raises((TypeError, ValueError), match="scripted"):
+        call(torch.jit.trace(nn.Linear(1, 1), torch.ones(1)))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.slow
