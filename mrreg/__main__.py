@@ -22,7 +22,7 @@ Model = Annotated[str, typer.Argument(help="What makes the model, as module:fact
 Shape = Annotated[list[str] | None, typer.Option(help="Shape of an input of random numbers; once for each argument.")]
 Inputs = Annotated[str | None, typer.Option(help="What makes the example inputs instead, as module:factory.")]
 Fast = Annotated[list[str] | None, typer.Option(help="What trains at every step: names or patterns; else the end.")]
-P = Annotated[float, typer.Option("--p", help="Share of the units that are absent on masked steps.")]
+P = Annotated[float | None, typer.Option("--p", help="Share of units absent on masked steps; else the defaults.")]
 K = Annotated[int, typer.Option("--k", help="Steps per cycle.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
@@ -40,10 +40,10 @@ def audit(model: Model, shape: Shape = None, inputs: Inputs = None, fast: Fast =
 
 
 @app.command()
-def thin(model: Model, shape: Shape = None, inputs: Inputs = None, p: P = 0.5, k: K = 5) -> None:
+def thin(model: Model, shape: Shape = None, inputs: Inputs = None, p: P = None, k: K = 5) -> None:
     """List the groups of units that thin training drops, what a masked step computes, and what is refused and why."""
     with _one_line_errors():
-        check_share("thin", "p", p)  # before the search
+        p = None if p is None else check_share("thin", "p", p)  # before the search
         typer.echo(str(mrreg.thin(_model(model), p, k, _example_inputs(shape or [], inputs))[1]))
 
 
