@@ -74,7 +74,7 @@ def begun(optimizer: Optimizer, parameter: Tensor) -> dict[Path, Any]:
     for value in found.values():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
             here, weights = local(value), local(parameter)
-            if torch.allclose(here, weights.to(here.dtype), rtol=0.01):
+            if torch.allclose(here, weights.to(here.dtype), rtol=0.01, atol=0):
                 here.copy_(weights)
             elif here.numel() and (here != here.flatten()[0]).any():
                 here.zero_()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import mrreg
 from mrreg.masks.install import install
-from mrreg.masks.optimizers import leaves
+from mrreg.masks.optimizers import begun, leaves
 
 DECAY: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
 GROUP = group("0", 10, 5, producer=[("0.weight", 0), ("0.bias", 0)], consumer=[("2.weight", 1)])
@@ -90,3 +90,10 @@ def test_absent_entries_have_what_the_optimizer_begins_with_until_they_move(kind
             assert t != 1 or not torch.equal(found[path][~absent], expected[~absent])
     assert not (weight == before).any()
     assert (weight - before)[absent].abs().max() < 0.5
+
+
+def test_moments_of_tiny_weights_are_no_copies_of_them() -> None:
+    weight = nn.Parameter(torch.full((3, 4), -1e-9))
+    state = begun(torch.optim.AdamW([weight]), weight)
+    assert not state[("exp_avg",)].any()
+    assert not state[("exp_avg_sq",)].any()
