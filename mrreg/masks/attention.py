@@ -37,15 +37,10 @@ def attend(
         return nn.MultiheadAttention.forward(
             module, query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
         )
-    fused = query is key is value and module._qkv_same_embed_dim
     batched, first = query.dim() == 3, module.batch_first and query.dim() == 3
     if not first:  # to (batch, length, width)
         query, key, value = (x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (query, key, value))
-    if fused:
-        projected = list(F.linear(query, module.in_proj_weight, module.in_proj_bias).chunk(3, -1))
-    else:
-        projected = _project(module, [query, key, value])
-    q, k, v = (x.view(*x.shape[:2], -1, module.head_dim).transpose(1, 2) for x in projected)
+    q, k, v = (x.view(*x.shape[:2], -1, module.head_dim).transpose(1, 2) for x in _project(module, [query, key, value]))
     causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if causal else _mask(attn_mask, key_padding_mask, q)
     dropout = module.dropout if module.training else 0.0

@@ -222,14 +222,12 @@ class _Gather(torch.autograd.Function):
         entries: Entries = ctx.entries
         if not _is_one(ctx.scale):
             grad = grad * ctx.scale
-        if _is_traced(grad):
+        # compiled, differentiated or batched, as by torch.autograd.grad(is_grads_batched=True)
+        if (
+            torch.compiler.is_compiling()
+            or torch.is_grad_enabled()
+            or torch._C._functorch.is_legacy_batchedtensor(grad)
+        ):
             return entries.spread(grad), None, None, None
         whole = entries.take(grad) if entries.in_place else ctx.gradients.spread(grad, entries, ctx.value)
         return whole, None, None, None
-
-
-def _is_traced(grad: Tensor) -> bool:
-    """Tell if the backward pass is being compiled, differentiated or batched."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return True
-    return torch._C._functorch.is_legacy_batchedtensor(grad)  # of torch.autograd.grad(is_grads_batched=True)

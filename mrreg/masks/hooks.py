@@ -132,8 +132,9 @@ class MaskStepHooks:
                     raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, name)
-                    if mask.plain and _has_state(optimizer, p):  # a schedule may have turned a momentum on
-                        mask.plain -= {id(p)}
+                    state = leaves(optimizer.state.get(p, {})).values() if mask.plain else ()
+                    if mask.plain and any(isinstance(x, Tensor) and x.dim() and x.shape == p.shape for x in state):
+                        mask.plain -= {id(p)}  # a schedule has turned a momentum on
                     if mask.tensors[name].has_absent:
                         yield mask.tensors[name], p, mask
 
@@ -195,12 +196,6 @@ class MaskStepHooks:
         if any(g.kept < g.units and not g.keeps_shape for mask in self.masks for g in mask.groups):
             self.timer.compare()
         self.timer.begin(device)
-
-
-def _has_state(optimizer: Optimizer, p: Tensor) -> bool:
-    """Tell if the optimizer keeps a number for each entry of a parameter, as for a momentum."""
-    state = leaves(optimizer.state.get(p, {})).values()
-    return any(isinstance(value, Tensor) and value.dim() and value.shape == p.shape for value in state)
 
 
 def _is_step(optimizer: Optimizer) -> bool:

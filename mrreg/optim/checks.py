@@ -30,27 +30,21 @@ def check_parts(where: str, parts: object) -> Pairs:
     owners: dict[Tensor, int] = {}
     check(pairs, where, "parts", "a list of at least one pair (optimizer, period)", pairs)
     for i, pair in enumerate(pairs):
-        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
-        check(is_pair, where, f"parts[{i}]", "a pair (optimizer, period)", type(pair).__name__, kind=TypeError)
-        _check_base(where, f"parts[{i}]", pair[0])
-        for p in (p for group in pair[0].param_groups for p in group["params"]):
+        argument, is_pair = f"parts[{i}]", isinstance(pair, tuple | list) and len(pair) == 2
+        check(is_pair, where, argument, "a pair (optimizer, period)", type(pair).__name__, kind=TypeError)
+        base = check_type(where, argument, pair[0], Optimizer, "a pair of a torch.optim.Optimizer and a period")
+        check_engine(where, argument, base)
+        name, rule = type(base).__name__, "an optimizer that steps once per gradient"
+        for kind in type(base).__mro__:
+            check(kind.__name__ not in REFUSED_BASES, where, argument, rule, name, REFUSED_BASES.get(kind.__name__, ""))
+        wraps = any(isinstance(value, Optimizer) for value in vars(base).values())
+        check(not wraps, where, argument, rule, name, "It wraps another optimizer: give that one.")
+        check(all("lr" in g for g in base.param_groups), where, argument, "an optimizer with lr in its groups", name)
+        for p in (p for group in base.param_groups for p in group["params"]):
             found = f"a tensor of shape {tuple(p.shape)} in parts {owners.get(p)} and {i}"
             check(p not in owners, where, "parts", "disjoint", found, "Give every parameter to one part.")
             owners[p] = i
     return pairs
-
-
-def _check_base(where: str, argument: str, base: object) -> None:
-    """Refuse an object that cannot be a base."""
-    base = check_type(where, argument, base, Optimizer, "a pair of a torch.optim.Optimizer and a period")
-    check_engine(where, argument, base)
-    name, rule = type(base).__name__, "an optimizer that steps once per gradient"
-    for kind in type(base).__mro__:
-        check(kind.__name__ not in REFUSED_BASES, where, argument, rule, name, REFUSED_BASES.get(kind.__name__, ""))
-    wraps = any(isinstance(value, Optimizer) for value in vars(base).values())
-    check(not wraps, where, argument, rule, name, "It wraps another optimizer: give that one.")
-    for group in base.param_groups:
-        check("lr" in group, where, argument, "an optimizer with lr in its groups", name)
 
 
 def check_periods(where: str, groups: list[Group]) -> None:

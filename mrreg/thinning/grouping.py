@@ -43,7 +43,11 @@ class Finder:
             self._add(number, op)
         for op in recording.ops:
             if op.columns is not None:
-                self._connect(op, op.columns)
+                influence = self.influence(op)
+                for each in influence.ranges():
+                    taken = [_position(op.columns, i) for i in range(each.start, each.stop)]
+                    self.sets.join(taken + [influence.source(i) for i in sorted(each.sources)])
+                self.shared.update(map(influence.source, influence.shared))
         self.direct = [{number for number, _ in self.influence(op).used} for op in recording.ops]
         self.before: list[set[int]] = []  # numbers of the operations that each one depends on
         for numbers in self.direct:
@@ -72,13 +76,6 @@ class Finder:
         if id(op.taken) not in self._influences:
             self._influences[id(op.taken)] = Influence(self.recording, op.taken, op.taken_dim)
         return self._influences[id(op.taken)]
-
-    def _connect(self, op: MixingOp, columns: Channels) -> None:
-        influence = self.influence(op)
-        for each in influence.ranges():
-            taken = [_position(columns, i) for i in range(each.start, each.stop)]
-            self.sets.join(taken + [influence.source(i) for i in sorted(each.sources)])
-        self.shared.update(map(influence.source, influence.shared))
 
     def _skips(self) -> Iterator[tuple[Place, Place, Place]]:
         """Yield places of channels that are added to what was computed from them, or from what they were.

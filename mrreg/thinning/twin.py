@@ -102,9 +102,7 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
                 )
     except Exception as error:
         problem = f"the model cannot be copied with its hooks ({type(error).__name__}: {error})"
-        remedy = (
-            "Call it before the model is wrapped or compiled, and before hooks are registered that hold such objects."
-        )
+        remedy = "Call it before the model is wrapped or compiled, or gets hooks that hold such objects."
         raise invalid_state(WHERE, problem, remedy) from error
     for module in twin.eval().modules():
         if type(module) is nn.MultiheadAttention:
