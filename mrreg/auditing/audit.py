@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 from mrreg.auditing.measure import WHERE, Cost, Pass, Trace
 from mrreg.errors import check, check_int, check_type, quoted
 from mrreg.isolation import left_as_it_was
-from mrreg.module_utils import tensors_in
+from mrreg.module_utils import check_materialized, tensors_in
 from mrreg.optim.param_groups import Choice, choose, read_checked
 from mrreg.theory import expected_speedup_from_costs
 
@@ -89,7 +89,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4 and its appendix on cost.
     """
-    check_type(WHERE, "model", model, nn.Module, "an nn.Module")
+    check_materialized(WHERE, "model", check_type(WHERE, "model", model, nn.Module, "an nn.Module"))
     names = read_checked(WHERE, model)[1]
     chosen = choose(WHERE, "fast", fast, names)
     check(len(chosen) < len(names), WHERE, "fast", "some of the parameters", "all of them", "Choose fewer.")

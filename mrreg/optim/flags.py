@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from mrreg.distributed.checks import DDP, check_wrapper
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_type, warn
+from mrreg.module_utils import check_materialized
 from mrreg.optim.clock import Group, has_gradient, is_due
 
 _living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
@@ -201,8 +202,8 @@ def check_model(where: str, model: object, slow: Iterable[Tensor]) -> nn.Module:
     """Refuse a model whose forwards do not tell about all slow parameters."""
     remedy = "Give it as model=, or to MultirateSGD as params: its forwards say when no slow gradient is needed."
     module = check_type(where, "model", model, nn.Module, "the nn.Module with all slow parameters", remedy)
-    known = set(module.parameters())
-    missing = sum(p not in known for p in slow)
+    check_materialized(where, "model", module)
+    missing = len(set(slow).difference(module.parameters()))
     rule, found = "the module that holds all slow parameters", f"one without {missing} of them"
     check(not missing, where, "model", rule, found, "Give their common parent.")
     return module

@@ -438,3 +438,13 @@ def test_train_and_eval_reach_the_parts_that_have_them() -> None:
     for mode in ("eval", "train"):
         getattr(optimizer, mode)()
         assert [base.mode for base in bases if isinstance(base, TwoModes)] == [mode, mode]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripted_models_are_refused_with_the_remedy() -> None:
+    scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    remedy = "model must be a torch.nn.Module, not a scripted one, got .* Give the module that was scripted"
+    with pytest.raises(TypeError, match=f"MultirateSGD: {remedy}"):
+        mrreg.MultirateSGD(scripted, lr=0.1, k=2, fast="1")
+    with pytest.raises(TypeError, match=f"audit: {remedy}"):
+        mrreg.audit(scripted, fast="1", example_inputs=torch.ones(1, 2))
