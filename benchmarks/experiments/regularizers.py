@@ -37,6 +37,7 @@ class Method:
         lr: The largest learning rate.
         weight_decay: None is the task's own.
         optimizer: None is the task's own.
+        until: The share of the steps after which masks are taken out.
     """
 
     kind: Literal["none", "dropout", "depth", "thin"] = "none"
@@ -47,6 +48,7 @@ class Method:
     lr: float = 0.0
     weight_decay: float | None = None
     optimizer: str | None = None
+    until: float = 1.0
 
     def of(self, kind: str, nothing: Any = 0.0) -> Any:
         """Return p for a method of this kind, nothing for others."""
@@ -55,7 +57,7 @@ class Method:
 
 NONE, DROPOUT, DECAY, DEPTH = "none", "dropout", "weight decay", "stochastic depth"
 DEFAULTS, QUARTER = "thin, defaults", "thin, a quarter of the units"
-THIN, FRESH = "thin, tuned", "thin, new units at every step"
+THIN, FRESH, ENDING = "thin, tuned", "thin, new units at every step", "thin, tuned, whole for the last tenth"
 BOTH, THIN_DECAY = "dropout and weight decay", "thin and weight decay"
 METHODS = {
     NONE: Method(),
@@ -68,7 +70,9 @@ METHODS = {
     FRESH: Method("thin", k=1, joint=False),
     BOTH: Method("dropout"),
     THIN_DECAY: Method("thin"),
+    ENDING: Method("thin", until=0.9),
 }
+LIKE = {ENDING: THIN}  # what takes the options and the seconds of another method
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": torch.optim.SGD,
     "momentum": lambda parameters, lr, weight_decay: torch.optim.SGD(parameters, lr, 0.9, weight_decay=weight_decay),
@@ -148,14 +152,16 @@ class Regularizers(Generic[C]):
         grid = self.tried.grid()
         score: dict[str, Any] = {"score": least_loss} if self.loss else {}
         # a timing of their own, since the defaults may change when all else has been measured
-        parts = {"costs": [name for name in grid if name != DEFAULTS], "costs of the defaults": [NONE, DEFAULTS]}
+        timed = {"costs": [name for name in grid if name != DEFAULTS], "costs of the defaults": [NONE, DEFAULTS]}
         return [
             Comparison(
-                {name: METHODS[name] for name in names}, config.seeds, evenly(config.steps, config.points),
-                Costs(NONE, config.timings, name=costs), Search({name: grid[name] for name in names}, **score),
+                {name: METHODS[name] for name in [*names, *([ENDING] if THIN in names else [])]},
+                config.seeds, evenly(config.steps, config.points),
+                Costs(NONE, config.timings, name=costs, charge=lambda name, *_: LIKE.get(name, name)),
+                Search({name: grid[name] for name in names}, LIKE, **score),
                 splits=("validation", "test"),
             )
-            for costs, names in parts.items()
+            for costs, names in timed.items()
         ]  # fmt: skip
 
     def build(self, config: C, method: Method, seed: int, job: Job) -> Loop:
@@ -169,10 +175,18 @@ class Regularizers(Generic[C]):
         make = OPTIMIZERS[method.optimizer or self.optimizer]
         optimizer = make(model.parameters(), lr=method.lr or self.tried.rates[1], weight_decay=decay)
         if method.kind == "thin":
-            mrreg.attach(optimizer, model, seed=seed, joint=method.joint)
+            handle = mrreg.attach(optimizer, model, seed=seed, joint=method.joint)
         torch.manual_seed(seed)  # dropout draws from the global generator
         loop = self.loop(config, model, optimizer, seed, job)
-        loop.before = warming(optimizer, self.warm)
+        warm = warming(optimizer, self.warm)
+
+        def before(step: int) -> None:
+            warm(step)
+            if step >= round(method.until * config.steps):  # at every one, as a resumed training has masks again
+                handle.remove()
+                mrreg.unwrap(model)
+
+        loop.before = before if method.until < 1 else warm
         return loop
 
     def _groups(self, config: C, p: Any, job: Job) -> mrreg.ThinReport:
@@ -192,13 +206,13 @@ class Regularizers(Generic[C]):
         return study.benchmark([part for each in shown for part in each.sections(NONE)], shown)
 
     def _shown(self, config: C, preset: str) -> Shown:
-        names = list(self.tried.grid())
+        names = [*self.tried.grid(), ENDING]
         ours, rivals = (DEFAULTS, THIN), [name for name in (NONE, DROPOUT, DECAY, DEPTH) if name in names]
         unit = f"nats a {self.loss}"
         own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if self.loss else {}
         own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if self.loss else {}
         pairs = [(one, other) for one in ours for other in rivals]
-        pairs += [(THIN, FRESH), (THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH)]
+        pairs += [(THIN, FRESH), (ENDING, THIN), (THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH)]
         return Shown(
             self.task(config), {name: name for name in names}, [*pairs, (DROPOUT, NONE)], note=self.note,
             presets=frozenset({preset}), task=self.task(config), **own,

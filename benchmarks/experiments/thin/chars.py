@@ -94,7 +94,7 @@ def network(config: Config, method: Method, job: Job) -> Decoder:
 
 STUDY = Regularizers(
     "regularizers-characters",
-    {"smoke": SMALL, "cpu": Config(3, 500), "gpu": LARGE},
+    {"smoke": SMALL, "cpu": Config(3, 3000, 15), "gpu": LARGE},
     lambda config: f"Penn Treebank, {config.characters:,} characters, decoder",
     network=network,
     example=lambda config, _: torch.zeros(2, LENGTH, dtype=torch.long),
@@ -104,7 +104,6 @@ STUDY = Regularizers(
         (0.1, 1.0),
         (0.1, 0.2),
         ((("hidden", 0.5), ("heads", 0.33)), (("hidden", 0.25), ("heads", 0.17))),
-        quarter=True,
     ),
     note="3 layers of width 96 with 6 heads on the beginning of the training text (`gpu`: larger), 8 rows of 64 a "
     "step, AdamW.",
@@ -122,7 +121,6 @@ WORDS = replace(
         "gpu": replace(LARGE, characters=200_000, held_out=70_000, vocabulary=5000),
     },
     task=lambda config: f"Penn Treebank, {config.characters:,} words, decoder",
-    tried=replace(STUDY.tried, quarter=False),
     note="As for characters, on the first words of the training text, all but the 999 most frequent ones being one "
     "word (`gpu`: larger).",
     loss="word",
