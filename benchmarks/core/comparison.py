@@ -97,7 +97,7 @@ class Costs(Generic[M]):
 class Comparison(Generic[M]):
     """Methods that are compared with each other.
 
-    Where "validation" is among the splits, trials too are evaluated on all of them and at every budget.
+    Trials are evaluated on "validation" alone; where that is among the splits, at every budget.
     """
 
     methods: Mapping[str, M]  # by name; a method whose options are searched is a dataclass

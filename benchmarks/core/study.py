@@ -233,7 +233,7 @@ class _Execution(Generic[C, M]):
     def _fit(self, method: M, at: Collection[int]) -> Curve:
         comparison = self.task.comparison
         trainer = self._trainer(self.task.name, method, max(at))
-        splits = ("validation",) if self.task.what == "trial" and not comparison.watched else comparison.splits
+        splits = ("validation",) if self.task.what == "trial" else comparison.splits
         plan = Plan(at, splits, comparison.patience, self.study.lower)
         return fit(trainer, plan, self.context.device, self.context.checkpoint(f"{max(at)}"))
 

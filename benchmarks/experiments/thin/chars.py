@@ -117,7 +117,7 @@ WORDS = replace(
     name="regularizers-words",
     presets={
         "smoke": replace(SMALL, vocabulary=50),
-        "cpu": Config(3, 400, vocabulary=1000),
+        "cpu": Config(3, 800, 8, vocabulary=1000),
         "gpu": replace(LARGE, characters=200_000, held_out=70_000, vocabulary=5000),
     },
     task=lambda config: f"Penn Treebank, {config.characters:,} words, decoder",

@@ -26,7 +26,7 @@ STUDY = Regularizers(
     "regularizers-convolutions",
     {
         "smoke": Config(2, 4, Draw(40, 160, 50, 50, 20), 2, 16, timings=1),
-        "cpu": Config(3, 150, Draw(1000)),
+        "cpu": Config(5, 150, Draw(1000)),
         "gpu": Config(10, 10_000, Draw(15_000, validation=5000, test=None), 20, 128, 3),
     },
     lambda config: f"CIFAR-10, {config.draw.images:,} images, ResNet",

@@ -36,7 +36,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, 100, 4, 2, 25, 16, 200, 1, data="digits"),
-    "cpu": Config(3, 1000, 600, 6),
+    "cpu": Config(5, 1000, 600, 6),
     "gpu": Config(10, 5000, 5000, 10),
 }
 

@@ -1,10 +1,14 @@
-"""A wide MLP on few rows of a table: the cut of diamonds.
+"""A wide MLP on few rows of a table: the cut of diamonds, or how often people see a doctor.
 
-The table is ggplot2's, as plotnine ships it: 53,940 stones with price, weight, sizes, colour and clarity.
+The first table is ggplot2's, as plotnine ships it: 53,940 stones with price, weight, sizes, colour and clarity. The
+second is that of the RAND Health Insurance Experiment, as statsmodels ships it: 20,190 years of people with their
+insurance and health.
 """
 
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +20,10 @@ from benchmarks.experiments.regularizers import Regularizers, Tried
 from benchmarks.experiments.thin.draws import Parts, drawn
 from benchmarks.experiments.thin.mlp import network, shares
 
+Read = Callable[[], tuple[Any, Any]]
+"""Returns the frame of a table and the numbers of the classes, in the same order."""
 COLUMNS, CLASSES = 22, 5
+VISITS_COLUMNS, VISITS_CLASSES = 9, 4
 
 
 @dataclass(frozen=True)
@@ -34,38 +41,58 @@ class Config:
     timings: int = 8
 
 
-def loop(config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    return drawn(table(config.test), (config.rows, config.validation, config.batch), model, optimizer, seed, job)
+def loop(read: Read, config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
+    sizes = (config.rows, config.validation, config.batch)
+    return drawn(table(read, config.test), sizes, model, optimizer, seed, job)
 
 
 @cache
-def table(test: int) -> Parts:
-    """Return rows of the table in an order drawn once, standardized; the last ones are to test on.
-
-    Stones that are listed more than once, at different prices, are there once.
-    """
+def table(read: Read, test: int) -> Parts:
+    """Return rows of a table, standardized; the last ones are to test on."""
     from pandas import get_dummies
-    from plotnine.data import diamonds
 
-    stones = diamonds.drop_duplicates(diamonds.columns.difference(["cut", "price"])).sample(frac=1, random_state=0)
-    y = torch.tensor(stones.pop("cut").cat.codes.to_numpy(copy=True)).long()
-    x = torch.tensor(get_dummies(stones, dtype=float).to_numpy())
+    rows, classes = read()
+    y = torch.tensor(classes.to_numpy(copy=True)).long()
+    x = torch.tensor(get_dummies(rows, dtype=float).to_numpy())
     trained = x[:-test]
     x = ((x - trained.mean(0)) / trained.std(0)).float()
     return x[:-test], y[:-test], x[-test:], y[-test:]
+
+
+def stones() -> tuple[Any, Any]:
+    """Return diamonds and their cut; those listed more than once, at different prices, are there once."""
+    from plotnine.data import diamonds
+
+    found = once(diamonds, diamonds.columns.difference(["cut", "price"]))
+    return found.drop(columns="cut"), found["cut"].cat.codes
+
+
+def visits() -> tuple[Any, Any]:
+    """Return people, who are there once, and their visits to doctors in a year: none, 1 or 2, 3 to 5, more."""
+    from pandas import cut
+    from statsmodels.datasets import randhie
+
+    data = randhie.load_pandas().data
+    found = once(data, data.columns.difference(["mdvis"]))
+    return found.drop(columns="mdvis"), cut(found["mdvis"], [-1, 0, 2, 5, 1000], labels=False)
+
+
+def once(rows: Any, columns: Any) -> Any:
+    """Return a frame without rows that agree in some columns, in an order drawn once."""
+    return rows.drop_duplicates(columns).sample(frac=1, random_state=0)
 
 
 STUDY = Regularizers(
     "regularizers-table",
     {
         "smoke": Config(2, 4, 2, 60, 16, 20, 50, 50, 1),
-        "cpu": Config(3, 300, width=512),
+        "cpu": Config(5, 300, width=512),
         "gpu": Config(10, 5000, 10, 5000, 4096, 256),
     },
     lambda config: f"diamonds, {config.rows:,} rows, MLP",
     network=lambda config, method, _: network(method, (COLUMNS, config.width, CLASSES)),
     example=lambda config, _: torch.rand(2, COLUMNS),
-    loop=loop,
+    loop=partial(loop, stones),
     tried=Tried(
         (1e-4, 3e-4, 1e-3, 3e-3),
         (3.0, 10.0),
@@ -78,3 +105,20 @@ STUDY = Regularizers(
     data="diamonds (ggplot2)",
 )
 BENCHMARK = STUDY.benchmark()
+VISITS = replace(
+    STUDY,
+    name="regularizers-visits",
+    presets={
+        "smoke": STUDY.presets["smoke"],
+        "cpu": Config(5, 300, width=512, validation=760, test=1000),
+        "gpu": Config(10, 5000, 10, 1000, 4096, 256, 760, 1000),
+    },
+    task=lambda config: f"visits to doctors, {config.rows:,} rows, MLP",
+    network=lambda config, method, _: network(method, (VISITS_COLUMNS, config.width, VISITS_CLASSES)),
+    example=lambda config, _: torch.rand(2, VISITS_COLUMNS),
+    loop=partial(loop, visits),
+    tried=replace(STUDY.tried, quarter=False),
+    note="As for diamonds (`gpu`: 4,096 units). Validation is on 760 other rows.",
+    data="RAND Health Insurance Experiment",
+)
+BENCHMARK_VISITS = VISITS.benchmark()

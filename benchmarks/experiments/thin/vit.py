@@ -27,7 +27,7 @@ STUDY = Regularizers(
     "regularizers-vit",
     {
         "smoke": Config(2, 4, Draw(40, 160, 50, 50, 20), 2, 8, 4, 1, timings=1),
-        "cpu": Config(3, 200, Draw(1000)),
+        "cpu": Config(5, 200, Draw(1000)),
         "gpu": Config(10, 10_000, Draw(15_000, validation=5000, test=None), 20, 256, 8, 6),
     },
     lambda config: f"CIFAR-10, {config.draw.images:,} images, vision transformer",

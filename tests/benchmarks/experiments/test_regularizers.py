@@ -22,7 +22,7 @@ from benchmarks.experiments.thin.decoder import Decoder
 
 STUDIES: dict[str, Regularizers[Any]] = {
     "mnist": mnist.STUDY, "characters": chars.STUDY, "words": chars.WORDS, "vit": vit.STUDY,
-    "convolutions": convolutions.STUDY, "table": tabular.STUDY, "graph": graph.STUDY,
+    "convolutions": convolutions.STUDY, "table": tabular.STUDY, "visits": tabular.VISITS, "graph": graph.STUDY,
 }  # fmt: skip
 
 
