@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Optimizer
 
 import mrreg
@@ -38,6 +39,7 @@ class Method:
         weight_decay: None is the task's own.
         optimizer: None is the task's own.
         until: The share of the steps after which masks are taken out.
+        shared: Dropout draws once for the whole batch, as masks do.
     """
 
     kind: Literal["none", "dropout", "depth", "thin"] = "none"
@@ -49,6 +51,7 @@ class Method:
     weight_decay: float | None = None
     optimizer: str | None = None
     until: float = 1.0
+    shared: bool = False
 
     def of(self, kind: str, nothing: Any = 0.0) -> Any:
         """Return p for a method of this kind, nothing for others."""
@@ -58,6 +61,7 @@ class Method:
 NONE, DROPOUT, DECAY, DEPTH = "none", "dropout", "weight decay", "stochastic depth"
 DEFAULTS, QUARTER = "thin, defaults", "thin, a quarter of the units"
 THIN, FRESH, ENDING = "thin, tuned", "thin, new units at every step", "thin, tuned, whole for the last tenth"
+SHARED = "dropout, one draw for the batch"
 BOTH, THIN_DECAY = "dropout and weight decay", "thin and weight decay"
 METHODS = {
     NONE: Method(),
@@ -71,8 +75,9 @@ METHODS = {
     BOTH: Method("dropout"),
     THIN_DECAY: Method("thin"),
     ENDING: Method("thin", until=0.9),
+    SHARED: Method("dropout", shared=True),
 }
-LIKE = {ENDING: THIN}  # what takes the options and the seconds of another method
+LIKE = {ENDING: THIN, SHARED: DROPOUT}  # what takes the options and the seconds of another method
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": torch.optim.SGD,
     "momentum": lambda parameters, lr, weight_decay: torch.optim.SGD(parameters, lr, 0.9, weight_decay=weight_decay),
@@ -155,7 +160,7 @@ class Regularizers(Generic[C]):
         timed = {"costs": [name for name in grid if name != DEFAULTS], "costs of the defaults": [NONE, DEFAULTS]}
         return [
             Comparison(
-                {name: METHODS[name] for name in [*names, *([ENDING] if THIN in names else [])]},
+                {name: METHODS[name] for name in [*names, *(LIKE if THIN in names else ())]},
                 config.seeds, evenly(config.steps, config.points),
                 Costs(NONE, config.timings, name=costs, charge=lambda name, *_: LIKE.get(name, name)),
                 Search({name: grid[name] for name in names}, LIKE, **score),
@@ -167,6 +172,8 @@ class Regularizers(Generic[C]):
     def build(self, config: C, method: Method, seed: int, job: Job) -> Loop:
         torch.manual_seed(seed)
         model = self.network(config, method, job)
+        if method.shared:
+            draw_once(model)
         if method.kind == "thin":
             groups = self._groups(config, method.p, job)
             model, _ = mrreg.thin(model, k=method.k, boost=method.boost, plan=groups)
@@ -206,18 +213,53 @@ class Regularizers(Generic[C]):
         return study.benchmark([part for each in shown for part in each.sections(NONE)], shown)
 
     def _shown(self, config: C, preset: str) -> Shown:
-        names = [*self.tried.grid(), ENDING]
+        names = [*self.tried.grid(), *LIKE]
         ours, rivals = (DEFAULTS, THIN), [name for name in (NONE, DROPOUT, DECAY, DEPTH) if name in names]
         unit = f"nats a {self.loss}"
         own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if self.loss else {}
         own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if self.loss else {}
         pairs = [(one, other) for one in ours for other in rivals]
-        pairs += [(THIN, FRESH), (ENDING, THIN), (THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH)]
+        pairs += [
+            (THIN, FRESH),
+            (ENDING, THIN),
+            (FRESH, SHARED),
+            (SHARED, DROPOUT),
+            (THIN_DECAY, THIN),
+            (BOTH, DROPOUT),
+            (THIN_DECAY, BOTH),
+        ]
         return Shown(
             self.task(config), {name: name for name in names}, [*pairs, (DROPOUT, NONE)], note=self.note,
             presets=frozenset({preset}), task=self.task(config), **own,
             against=[(one, rival) for one in ours for rival in (DROPOUT, NONE, DECAY)],
         )  # fmt: skip
+
+
+class OneDraw(nn.Module):
+    """Dropout of the same features for all examples and places.
+
+    Args:
+        p: Their share.
+        features: Their dimension.
+    """
+
+    def __init__(self, p: float, features: int) -> None:
+        super().__init__()
+        self.p, self.features = p, features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with some features zero and the others larger."""
+        shape = [1] * x.ndim
+        shape[self.features] = x.shape[self.features]
+        return x * F.dropout(x.new_ones(shape), self.p, self.training)
+
+
+def draw_once(model: nn.Module) -> None:
+    """Let dropout modules draw once for the whole batch, in place."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.Dropout | nn.Dropout2d):
+                setattr(parent, name, OneDraw(child.p, -1 if isinstance(child, nn.Dropout) else 1))
 
 
 def warming(optimizer: Optimizer, steps: int) -> Callable[[int], None]:

@@ -15,10 +15,11 @@ import mrreg
 from benchmarks.core.comparison import Job
 from benchmarks.core.study import at_best_validation
 from benchmarks.data import graphs
-from benchmarks.experiments.regularizers import METHODS, Method, Regularizers, warming
+from benchmarks.experiments.regularizers import ENDING, LIKE, METHODS, Method, Regularizers, draw_once, warming
 from benchmarks.experiments.text import thin as text
 from benchmarks.experiments.thin import chars, convolutions, draws, graph, held, mnist, tabular, vit
 from benchmarks.experiments.thin.decoder import Decoder
+from mrreg.masks.mask import find_mask
 
 STUDIES: dict[str, Regularizers[Any]] = {
     "mnist": mnist.STUDY, "characters": chars.STUDY, "words": chars.WORDS, "vit": vit.STUDY,
@@ -48,9 +49,10 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def trainings(study: Regularizers[Any], data: Path) -> list[tuple[str, Any]]:
     """The trainings of the small preset with each method, its first options chosen."""
     job = Job("compare", 4, None, torch.device("cpu"), data, "")
+    grid = study.tried.grid()
     return [
-        (name, study.build(study.presets["smoke"], replace(METHODS[name], **tried[0]), 1, job))
-        for name, tried in study.tried.grid().items()
+        (name, study.build(study.presets["smoke"], replace(METHODS[name], **grid[LIKE.get(name, name)][0]), 1, job))
+        for name in (*grid, *LIKE)
     ]
 
 
@@ -88,6 +90,37 @@ def test_thin_training_is_called_as_users_call_it(
     monkeypatch.setattr("benchmarks.experiments.regularizers._GROUPS", {})
     mnist.STUDY.build(mnist.PRESETS["smoke"], method, 0, Job("compare", 4, None, torch.device("cpu"), None, ""))
     assert calls == given
+
+
+def test_masks_are_taken_out_for_the_last_tenth_and_a_resumed_training_agrees() -> None:
+    config = replace(mnist.PRESETS["smoke"], steps=20)
+
+    def begun(steps: int) -> Any:
+        job = Job("compare", 20, None, torch.device("cpu"), None, "")
+        loop = mnist.STUDY.build(config, replace(METHODS[ENDING], p=(("hidden", 0.5),), lr=1e-2), 0, job)
+        for _ in range(steps):
+            loop.step()
+        return loop
+
+    masked, whole, resumed = begun(18), begun(19), begun(0)
+    assert [any(map(find_mask, loop.model.modules())) for loop in (masked, whole)] == [True, False]
+    resumed.load_state_dict(whole.state_dict())
+    for loop in (whole, resumed):
+        loop.step()
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_dropout_that_draws_once_takes_the_same_features_from_all_examples() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Sequential(nn.Dropout2d(0.5)))
+    draw_once(model)
+    x = torch.ones(8, 40, 5, 20)
+    for layer, kept in zip([m for m in model.modules() if not isinstance(m, nn.Sequential)], (3, 1), strict=True):
+        y = layer(x)
+        first = y.movedim(kept, 0).flatten(1)
+        assert torch.equal(first, first[:, :1].expand_as(first))
+        assert sorted(set(y.flatten().tolist())) == [0.0, 2.0]
+        assert torch.equal(layer.eval()(x), x)
 
 
 def test_images_are_drawn_from_those_that_do_not_validate() -> None:
