@@ -54,7 +54,7 @@ STUDY = Regularizers(
     "regularizers-finetune",
     {
         "smoke": Config(2, 2, 16, points=1, batch=4, longest=8, timings=1, validation=4, test=4),
-        "cpu": Config(3, 90, 480),
+        "cpu": Config(3, 90, 480, points=1, validation=400),
         "gpu": Config(10, 1000, 4000, "distilbert", 4, 32, 128, 10),
     },
     lambda config: f"{TASK}, {config.texts or 'all'} texts, encoder",
@@ -68,7 +68,7 @@ STUDY = Regularizers(
         ((("hidden", 0.1), ("heads", 0.1)), (("hidden", 0.25), ("heads", 0.25))),
     ),
     note="MiniLM (`gpu`: DistilBERT) on 480 texts (`gpu`: 4,000) drawn for each seed, batch 16, three epochs, AdamW. "
-    "Validation is on 1,000 other training texts, the test on the dev texts.",
+    "Validation is on 400 (`gpu`: 1,000) other training texts at the end of the training, the test on the dev texts.",
     data="SST-2",
     warm=9,
 )
