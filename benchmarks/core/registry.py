@@ -47,7 +47,7 @@ REGISTERED = {
     "regularizers-held-characters": Entry("thin.held:BENCHMARK_CHARACTERS", "held subsets or new ones, characters"),
     "regularizers-vit": Entry("thin.vit", "thin training, dropout, stochastic depth of a vision transformer"),
     "regularizers-table": Entry("thin.tabular", "thin training, dropout and weight decay on a table"),
-    "regularizers-visits": Entry("thin.tabular:BENCHMARK_VISITS", "the same on another table"),
+    "regularizers-housing": Entry("thin.tabular:BENCHMARK_HOUSES", "the same on another table"),
     "regularizers-cora": Entry("thin.graph", "thin training, dropout and weight decay on a citation graph"),
     "regularizers-citeseer": Entry("thin.graph:BENCHMARK_CITESEER", "the same on another graph"),
     "regularizers-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d of a ResNet"),

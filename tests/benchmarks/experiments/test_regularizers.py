@@ -23,7 +23,7 @@ from mrreg.masks.mask import find_mask
 
 STUDIES: dict[str, Regularizers[Any]] = {
     "mnist": mnist.STUDY, "characters": chars.STUDY, "words": chars.WORDS, "vit": vit.STUDY,
-    "convolutions": convolutions.STUDY, "table": tabular.STUDY, "visits": tabular.VISITS, "graph": graph.STUDY,
+    "convolutions": convolutions.STUDY, "table": tabular.STUDY, "housing": tabular.HOUSES, "graph": graph.STUDY,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from benchmarks.experiments.thin import tabular
     ("read", "test", "fewest", "columns", "classes"),
     [
         (tabular.stones, 10_000, 40_000, tabular.COLUMNS, tabular.CLASSES),
-        (tabular.visits, 1000, 1760, tabular.VISITS_COLUMNS, tabular.VISITS_CLASSES),
+        (tabular.houses, 3000, 4000, tabular.HOUSES_COLUMNS, tabular.HOUSES_CLASSES),
     ],
 )
 def test_columns_are_numbers_of_one_scale_and_no_row_is_there_twice(
