@@ -193,6 +193,6 @@ def _elsewhere(model: nn.Module, dropped: Mapping[tuple[str, str], float]) -> It
             yield name, Swap(f"DropPath(p={p:g})", {}, why)
     for (name, function), p in dropped.items():
         if not isinstance(modules.get(name), DROPOUTS | nn.MultiheadAttention | nn.RNNBase):
-            why = "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin"
+            why = "only modules can be replaced: make it an nn.Dropout, or set its p to 0 and use mrreg.thin"
             why = ATTENTION if function == "scaled_dot_product_attention" else why
             yield f"{name}: {function}()".removeprefix(": "), Swap(f"{function}() with p={p:g}", {}, why)

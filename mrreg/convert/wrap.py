@@ -84,8 +84,7 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Take every mask out of a model, be it a `MultirateMask` or that of `thin`, in place, and return the plain model.
 
     The parameters are the same objects with the values they have, so optimizers and checkpoints go on; nothing of mrreg
-    is left in the model. Dropouts that `swap_dropout` took out stay out: they are `nn.Identity` now. Call `remove` on
-    the handle of `attach` too, or it goes on holding entries.
+    is left in the model, and nothing is held. Dropouts that `swap_dropout` took out stay out, as `nn.Identity`.
 
     Args:
         model: A model with or without masks.

@@ -82,7 +82,7 @@ def attach(
         model: The model with the masks, or a list of models that the optimizer trains.
         seed: Chooses the slow subsets, together with the position of a parameter in the model and the cycle.
         joint: False for cycles without a joint step: every step is masked, and `boost` has no use. With k = 1 each step
-            draws a new subset, as dropout does; units that are left out still cost nothing.
+            draws a new subset, as dropout does; units that are left out still cost nothing. It is not saved.
 
     Returns:
         A handle that prints the position in the cycle; `handle.remove()`, or the end of `with handle:`, detaches it.

@@ -108,7 +108,7 @@ def thin(
     else:
         report = fitting(model, plan, k)
     if report.dropouts:
-        remedy = "Set its p to 0, or call mrreg.swap_dropout instead of thin, which may leave out less"
+        remedy = "Set its p to 0; mrreg.swap_dropout instead of thin replaces what are modules, and may leave out less"
         warn(f"{WHERE}: the model still has dropout, in {quoted(report.dropouts)}. {remedy}.", UserWarning)
     if not report.groups:
         warn(f"{WHERE}: no group of units loses any, so training goes on as before. print(report) says why.")

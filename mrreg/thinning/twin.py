@@ -88,6 +88,7 @@ class _Attention(nn.MultiheadAttention):
     forward = attend
 
 
+@torch.inference_mode(False)
 def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.Module:
     """Return a copy in evaluation mode, with copies of forward hooks, for `randomize` to fill."""
     memo: dict[int, Any] = {id(each): _copied(each, precision) for each in (*model.parameters(), *model.buffers())}

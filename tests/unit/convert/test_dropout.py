@@ -219,7 +219,7 @@ def test_dropout_in_functions_is_listed() -> None:
     assert functional == {
         "inner: dropout()": (
             "dropout() with p=0.3",
-            "only modules can be replaced: make it an nn.Dropout, or use mrreg.thin",
+            "only modules can be replaced: make it an nn.Dropout, or set its p to 0 and use mrreg.thin",
         ),
         "attends: scaled_dot_product_attention()": (
             "scaled_dot_product_attention() with p=0.1",

@@ -222,6 +222,30 @@ def test_others_see_whole_tensors_during_a_masked_forward_and_after_one_that_fai
     torch.testing.assert_close(model(batch(0)), expected)
 
 
+def test_a_layer_that_takes_the_place_of_another_within_a_cycle_is_masked_in_its_place() -> None:
+    model: Any
+    model, optimizer = watched()
+    model(batch(0)).sum().backward()
+    optimizer.step()
+    whole = model[0].weight.shape
+    model[0] = placed = nn.Linear(6, 8).double()
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    model.inside = lambda: shapes.append(model[0].weight.shape)
+    shapes: list[torch.Size] = []
+    model(batch(1)).sum().backward()
+    assert shapes == [(4, 6)]
+    absent = model[0].weight.grad.abs().sum(1) == 0
+    assert absent.sum() == 4
+    model[0] = nn.Linear(6, 7).double()
+    with pytest.raises(RuntimeError, match=r"was changed since it got its mask: .*'0.weight'"):
+        model(batch(1))
+    model[0] = placed
+    before = model[0].weight.detach().clone()
+    optimizer.step()
+    assert model[0].weight.shape == whole
+    assert torch.equal((model[0].weight != before).any(1), ~absent)
+
+
 @pytest.mark.parametrize("groups", [GROUPS, [group("inputs of 0", 6, 3, "inputs", consumer=[("0.weight", 1)])]])
 def test_functional_call_leaves_the_tensors_that_it_was_given_as_they_are(groups: list[UnitGroup]) -> None:
     model = install(net(), groups, k=3)
