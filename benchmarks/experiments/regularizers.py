@@ -38,7 +38,7 @@ class Method:
         lr: The largest learning rate.
         weight_decay: None is the task's own.
         optimizer: None is the task's own.
-        until: The share of the steps after which masks are taken out.
+        until: The share of the steps after which masks are taken out, and dropout is off.
         shared: Dropout draws once for the whole batch, as masks do.
     """
 
@@ -61,7 +61,7 @@ class Method:
 NONE, DROPOUT, DECAY, DEPTH = "none", "dropout", "weight decay", "stochastic depth"
 DEFAULTS, QUARTER = "thin, defaults", "thin, a quarter of the units"
 THIN, FRESH, ENDING = "thin, tuned", "thin, new units at every step", "thin, tuned, whole for the last tenth"
-SHARED = "dropout, one draw for the batch"
+SHARED, OFF = "dropout, one draw for the batch", "dropout, off for the last tenth"
 BOTH, THIN_DECAY = "dropout and weight decay", "thin and weight decay"
 METHODS = {
     NONE: Method(),
@@ -76,8 +76,9 @@ METHODS = {
     THIN_DECAY: Method("thin"),
     ENDING: Method("thin", until=0.9),
     SHARED: Method("dropout", shared=True),
+    OFF: Method("dropout", until=0.9),
 }
-LIKE = {ENDING: THIN, SHARED: DROPOUT}  # what takes the options and the seconds of another method
+LIKE = {ENDING: THIN, SHARED: DROPOUT, OFF: DROPOUT}  # what takes the options and the seconds of another method
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": torch.optim.SGD,
     "momentum": lambda parameters, lr, weight_decay: torch.optim.SGD(parameters, lr, 0.9, weight_decay=weight_decay),
@@ -182,7 +183,7 @@ class Regularizers(Generic[C]):
         make = OPTIMIZERS[method.optimizer or self.optimizer]
         optimizer = make(model.parameters(), lr=method.lr or self.tried.rates[1], weight_decay=decay)
         if method.kind == "thin":
-            handle = mrreg.attach(optimizer, model, seed=seed, joint=method.joint)
+            mrreg.attach(optimizer, model, seed=seed, joint=method.joint)
         torch.manual_seed(seed)  # dropout draws from the global generator
         loop = self.loop(config, model, optimizer, seed, job)
         warm = warming(optimizer, self.warm)
@@ -190,8 +191,8 @@ class Regularizers(Generic[C]):
         def before(step: int) -> None:
             warm(step)
             if step >= round(method.until * config.steps):  # at every one, as a resumed training has masks again
-                handle.remove()
                 mrreg.unwrap(model)
+                turn_off(model)
 
         loop.before = before if method.until < 1 else warm
         return loop
@@ -219,15 +220,8 @@ class Regularizers(Generic[C]):
         own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if self.loss else {}
         own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if self.loss else {}
         pairs = [(one, other) for one in ours for other in rivals]
-        pairs += [
-            (THIN, FRESH),
-            (ENDING, THIN),
-            (FRESH, SHARED),
-            (SHARED, DROPOUT),
-            (THIN_DECAY, THIN),
-            (BOTH, DROPOUT),
-            (THIN_DECAY, BOTH),
-        ]
+        pairs += [(THIN, FRESH), (ENDING, THIN), (OFF, DROPOUT), (ENDING, OFF), (FRESH, SHARED), (SHARED, DROPOUT)]
+        pairs += [(THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH)]
         return Shown(
             self.task(config), {name: name for name in names}, [*pairs, (DROPOUT, NONE)], note=self.note,
             presets=frozenset({preset}), task=self.task(config), **own,
@@ -252,6 +246,15 @@ class OneDraw(nn.Module):
         shape = [1] * x.ndim
         shape[self.features] = x.shape[self.features]
         return x * F.dropout(x.new_ones(shape), self.p, self.training)
+
+
+def turn_off(model: nn.Module) -> None:
+    """Let all dropout have a p of 0, in place."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout2d):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention):
+            module.dropout = 0.0
 
 
 def draw_once(model: nn.Module) -> None:

@@ -15,7 +15,16 @@ import mrreg
 from benchmarks.core.comparison import Job
 from benchmarks.core.study import at_best_validation
 from benchmarks.data import graphs
-from benchmarks.experiments.regularizers import ENDING, LIKE, METHODS, Method, Regularizers, draw_once, warming
+from benchmarks.experiments.regularizers import (
+    ENDING,
+    LIKE,
+    METHODS,
+    Method,
+    Regularizers,
+    draw_once,
+    turn_off,
+    warming,
+)
 from benchmarks.experiments.text import thin as text
 from benchmarks.experiments.thin import chars, convolutions, draws, graph, held, mnist, tabular, vit
 from benchmarks.experiments.thin.decoder import Decoder
@@ -121,6 +130,16 @@ def test_dropout_that_draws_once_takes_the_same_features_from_all_examples() -> 
         assert torch.equal(first, first[:, :1].expand_as(first))
         assert sorted(set(y.flatten().tolist())) == [0.0, 2.0]
         assert torch.equal(layer.eval()(x), x)
+
+
+def test_dropout_that_is_off_changes_nothing() -> None:
+    model = nn.Sequential(
+        nn.Dropout(0.5), nn.TransformerEncoderLayer(8, 2, 16, 0.5), nn.Unflatten(2, (2, 4)), nn.Dropout2d(0.5)
+    )
+    x = torch.rand(3, 4, 8)
+    assert not torch.equal(model(x), model(x))
+    turn_off(model)
+    assert torch.equal(model(x), model(x))
 
 
 def test_images_are_drawn_from_those_that_do_not_validate() -> None:
