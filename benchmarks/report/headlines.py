@@ -71,6 +71,10 @@ class Pair:
 
 OURS, TUNED = "thin, defaults", "thin, tuned"
 RIVALS = "none", "dropout", "weight decay"
+VARIANTS = (
+    "thin, a quarter of the units", "thin, new units at every step", "thin, tuned, whole for the last tenth",
+    "dropout, one draw for the batch", "dropout, off for the last tenth",
+)  # fmt: skip
 
 
 def tasks(shows: Shows) -> list[tuple[Record, Shown]]:
@@ -93,9 +97,13 @@ def against_best(shows: Shows) -> list[tuple[Pair, Pair]]:
     return found
 
 
-def matrix(shows: Shows) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """Return the methods, and for each task their means at equal epochs with the cost of a step in brackets."""
-    methods = list(dict.fromkeys(name for _, shown in tasks(shows) for name in shown.methods))
+def matrix(shows: Shows, variants: bool) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return methods, and for each task their means at equal epochs with the cost of a step in brackets.
+
+    Methods are all but the variants, or tuned thin training and dropout with their variants.
+    """
+    names = dict.fromkeys(name for _, shown in tasks(shows) for name in shown.methods)
+    methods = [name for name in names if (name in (*VARIANTS, TUNED, "dropout") if variants else name not in VARIANTS)]
 
     def cell(record: Record, shown: Shown, name: str) -> str:
         found = stats.summarize(record.numbers(shown.methods.get(name, ""), shown.metric).values())
@@ -162,7 +170,7 @@ CARDS = (
     Card(
         "Thin training", "On k - 1 of k steps a random part of the network is absent for the whole batch and not "
         "computed; on the k-th all of it is there.",
-        "You would use dropout, and time matters.", TASKS,
+        "You would use dropout, layers are large, and time matters.", TASKS,
         Curves({each: each for each in ("none", "dropout", OURS)}, "accuracy by time", "seconds of training",
                "test accuracy in %", "seconds"),
     ),

@@ -218,9 +218,8 @@ def excerpt(shows: headlines.Shows) -> str:
 
 
 def thin(shows: headlines.Shows) -> str:
-    """Return what the records say of thin training, one row a task."""
-    methods, rows = headlines.matrix(shows)
-    return _template("thin.md.j2", methods=methods, rows=rows)
+    """Return what the records say of thin training, and of its variants and those of dropout, one row a task."""
+    return _template("thin.md.j2", tables=[headlines.matrix(shows, variants) for variants in (False, True)])
 
 
 def _template(name: str, **given: Any) -> str:
