@@ -87,14 +87,18 @@ def tasks(shows: Shows) -> list[tuple[Record, Shown]]:
     ]
 
 
-def against_best(shows: Shows) -> list[tuple[Pair, Pair]]:
-    """Return thin training at its defaults and tuned, against the rival that is best at equal epochs, for each task."""
+def against_best(shows: Shows) -> list[tuple[Pair, Pair, Pair]]:
+    """Return thin training at its defaults and tuned against the best rival at equal epochs, and at equal seconds."""
     found = []
     for record, shown in tasks(shows):
-        rivals = [Pair(record, shown, TUNED, rival) for rival in RIVALS]
-        best = min(rivals, key=lambda pair: stats.summarize(pair.differences(pair.shown.metric)).mean)
-        found.append((replace(best, ours=OURS), best))
+        pairs = [Pair(record, shown, TUNED, rival) for rival in RIVALS]
+        best = _closest(pairs, shown.metric)
+        found.append((replace(best, ours=OURS), best, _closest(pairs, best.at_seconds)))
     return found
+
+
+def _closest(pairs: Sequence[Pair], number: str) -> Pair:
+    return min(pairs, key=lambda pair: stats.summarize(pair.differences(number)).mean)
 
 
 def matrix(shows: Shows, variants: bool) -> tuple[list[str], list[tuple[str, list[str]]]]:
@@ -115,23 +119,24 @@ def matrix(shows: Shows, variants: bool) -> tuple[list[str], list[tuple[str, lis
 
 def forest(shows: Shows) -> bytes:
     """Return the figure of the guide: a line for each task, tuned thin training minus its best rival."""
-    best = [pair for _, pair in against_best(shows)]
-    panels = [rows for lower in (False, True) if (rows := [pair for pair in best if pair.shown.lower == lower])]
+    best = [row[1:] for row in against_best(shows)]
+    panels = [rows for lower in (False, True) if (rows := [row for row in best if row[0].shown.lower == lower])]
     with mpl.rc_context({**plots.STYLE, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7.0, 1.4 + 0.45 * len(best)), layout="constrained")
+        figure = Figure(figsize=(7.0, 1.4 + 0.5 * len(best)), layout="constrained")
         parts = figure.subplots(max(len(panels), 1), squeeze=False, height_ratios=[*map(len, panels)] or None)
         for axes, rows in zip(parts.flat, panels, strict=False):
-            for place, pair in enumerate(rows):
-                for shift, number, mark in ((-0.12, pair.shown.metric, "o"), (0.12, pair.at_seconds, "s")):
-                    found = stats.summarize(pair.differences(number))
-                    label = f"equal {'epochs' if mark == 'o' else 'seconds'}" if pair is best[0] else None
+            for place, (epochs, seconds) in enumerate(rows):
+                number = epochs.shown.metric
+                for shift, pair, name, mark in ((-0.12, epochs, number, "o"), (0.12, seconds, epochs.at_seconds, "s")):
+                    found = stats.summarize(pair.differences(name))
+                    label = f"equal {'epochs' if mark == 'o' else 'seconds'}" if epochs is best[0][0] else None
                     style: dict[str, Any] = {"fmt": mark, "color": "C0" if mark == "o" else "C1", "label": label}
                     axes.errorbar(found.mean, place + shift, xerr=found.half, capsize=2, **style)
-            names = [f"{pair.shown.task}\nagainst {pair.rival}" for pair in rows]
+            names = [f"{one.shown.task}\nagainst {', '.join({one.rival: 0, two.rival: 0})}" for one, two in rows]
             axes.set_yticks(range(len(rows)), names, fontsize=7)
             axes.axvline(0, color="black", linewidth=0.8)
             axes.set_ylim(len(rows) - 0.5, -0.5)
-            axes.set_xlabel("nats fewer" if rows[0].shown.lower else "points more", fontsize=8)
+            axes.set_xlabel("nats fewer" if rows[0][0].shown.lower else "points more", fontsize=8)
         if best:
             figure.legend(fontsize=7, loc="outside upper right", ncols=2)
         return plots.svg(figure)
