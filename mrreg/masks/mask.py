@@ -74,7 +74,7 @@ class Mask:
         self.block_factor = self.block_group.units / self.block_group.kept if self.block_group and rescale else 1.0
         self._module: Callable[[], nn.Module | None] = lambda: None  # until a module has it
         self.running: Any = None  # the masked forward that holds the lock
-        self._places: tuple[list[nn.Module], list[Place]] | None = None
+        self._places: tuple[list[int], list[Place]] | None = None
         self.lock = RLock()  # of masked forwards, which change attributes that other threads read
         self._rest()
 
@@ -121,7 +121,7 @@ class Mask:
 
     def places(self, module: nn.Module) -> list[Place]:
         """The modules that have masked tensors, each with its table of them and their names in it; tied ones too."""
-        inside = list(module.modules())
+        inside = [id(each) for each in module.modules()]
         if self._places is None or self._places[0] != inside:  # one may have been replaced
             if lost := [name for name, tensor in self.tensors.items() if not tensor.fits(module)]:
                 problem = f"the module was changed since it got its mask: {quoted(lost)} is gone, or has another shape"
@@ -129,7 +129,7 @@ class Mask:
                 raise invalid_state(self.where, problem, remedy)
             masked = {id(tensor.of(module)): tensor for tensor in self.tensors.values() if tensor.cuts}
             places = []
-            for inner, kind in product(inside, ("_parameters", "_buffers")):
+            for inner, kind in product(module.modules(), ("_parameters", "_buffers")):
                 if found := {name: masked[id(t)] for name, t in own_table(inner, kind).items() if id(t) in masked}:
                     places.append((inner, kind, found))
             self._places = inside, places
