@@ -112,10 +112,6 @@ class Comparison(Generic[M]):
     scheduled: bool = False  # the training depends on how many steps it will have
     patience: int | None = None  # as in `training.Plan`, on the first split
 
-    @property
-    def watched(self) -> bool:
-        return "validation" in self.splits
-
 
 @dataclass(frozen=True)
 class Job:

@@ -157,7 +157,8 @@ class _Execution(Generic[C, M]):
         if comparison.scheduled and spent.steps != comparison.budgets and not trial:
             by_steps, by_seconds = self._fit(method, comparison.budgets), self._fit(method, spent.steps)
         else:
-            ends = {spent.steps[-1]} if trial and not comparison.watched else {*comparison.budgets, *spent.steps}
+            watched = not trial or "validation" in comparison.splits
+            ends = {*comparison.budgets, *spent.steps} if watched else {spent.steps[-1]}
             by_steps = by_seconds = self._fit(method, ends)
         return {**(self._trial if trial else self._kept)(by_steps, by_seconds, spent), **options}
 

@@ -194,5 +194,7 @@ def test_a_watched_trial_keeps_the_best_validation_loss_and_no_test_loss(
     toy = replace(toy, metric="loss", lower=True, summary=at_best_validation)
     record = record_of((toy, built), tmp_path)
     assert record.results("search: cheap, gain = 2")[1000] == {"validation loss": 8.0, "gain": 2.0}
+    (trial,) = (each for each in built if each.job.what == "trial")
+    assert trial.seen == [("validation", 4), ("validation", 8)]
     assert record.curves("cheap", "validation loss by step")[0] == [8.0, 16.0]
     assert record.numbers("cheap", "loss")[0] == 8.0

@@ -7,6 +7,7 @@ from helpers.records import record
 
 from benchmarks.core import records
 from benchmarks.core.sections import Shown
+from benchmarks.experiments.regularizers import METHODS
 from benchmarks.report import headlines, pages
 from benchmarks.report.headlines import MINUS, NONE, Pair
 
@@ -37,6 +38,10 @@ def test_pairs_without_numbers_are_left_out() -> None:
     assert [pair.record for pair in found] == [there]
     assert found[0].seconds == NONE
     assert found[0].cost() == (NONE, NONE)
+
+
+def test_methods_have_the_names_that_the_studies_give_them() -> None:
+    assert {*headlines.VARIANTS, *headlines.RIVALS, headlines.OURS, headlines.TUNED} <= METHODS.keys()
 
 
 def test_cards_rows_and_plots_are_those_of_the_committed_records() -> None:
