@@ -69,23 +69,26 @@ class Method:
     """A way to regularize the encoder layers."""
 
     # "masks" on every weight matrix of the encoder layers, entry by entry; "unit masks" are what `mrreg.swap_dropout`
-    # makes of these layers' dropout, rescaled as dropout is
-    kind: Literal["SGD", "dropout", "masks", "unit masks"] = "SGD"
-    p: float = 0.0  # probability of being dropped, or of being slow
+    # makes of these layers' dropout, rescaled as dropout is; "thin" is `mrreg.thin`
+    kind: Literal["SGD", "dropout", "masks", "unit masks", "thin"] = "SGD"
+    p: float | None = 0.0  # probability of being dropped, or of being slow; None is the default of `mrreg.thin`
     k: int = 5  # steps of a cycle of masks
     boost: float | None = None  # h_S / h_F; None is k, as in the paper
     momentum: float = 0.9  # of SGD
 
 
 def network(method: Method, words: int, width: int = 200) -> nn.Module:
-    """Return the model, with dropout or masks in its encoder layers."""
-    dropout = method.p if method.kind in ("dropout", "unit masks") else 0.0
+    """Return the model, with dropout, masks or thin units in its encoder layers."""
+    p = method.p or 0.0
+    dropout = p if method.kind in ("dropout", "unit masks") else 0.0
     model: nn.Module = LanguageModel(words, width, layers=LAYERS, length=LENGTH, dropout=dropout)
+    example = torch.randint(words, (2, LENGTH))
+    if method.kind == "thin":
+        return mrreg.thin(model, method.p, method.k, example, boost=method.boost)[0]
     boost = method.k if method.boost is None else method.boost
     if method.kind == "unit masks":
-        example = torch.randint(words, (2, LENGTH))
         return mrreg.swap_dropout(model, method.k, example, rescale=True, boost=boost)[0]
     if method.kind == "masks":
-        patterns = {f"encoder.layers.{layer}": method.p for layer in range(LAYERS)}
+        patterns = {f"encoder.layers.{layer}": p for layer in range(LAYERS)}
         return mrreg.mask(model, patterns, method.k, boost=boost)
     return model

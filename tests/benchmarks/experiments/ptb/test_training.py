@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import mrreg
 from benchmarks.core.comparison import Job
+from benchmarks.core.records import ROOT, load, path_of
 from benchmarks.core.training import Curve, Loop, Plan, fit, mean_loss
 from benchmarks.experiments.ptb import experiment
 from benchmarks.experiments.ptb.data import Text
@@ -21,6 +22,7 @@ METHODS = [
     Method("masks", 0.3, k=3),
     Method("masks", 0.3, k=3, boost=2.0, momentum=0.0),
     Method("unit masks", 0.3, k=3),
+    Method("thin", None, k=3),
 ]
 
 
@@ -88,7 +90,7 @@ def test_training_is_the_plain_loop(method: Method, text: Text) -> None:
     torch.manual_seed(5)
     model = network(method, WORDS, WIDTH)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=method.momentum)
-    if "masks" in method.kind:
+    if "masks" in method.kind or method.kind == "thin":
         mrreg.attach(optimizer, model, seed=5)
     torch.manual_seed(5)
     losses = []
@@ -106,8 +108,18 @@ def test_training_is_the_plain_loop(method: Method, text: Text) -> None:
 
 
 def test_an_epoch_has_as_many_steps_as_the_comparison_counts() -> None:
-    for config in (PtbConfig(1, 2, (0.1,), batch=3, tokens=300), experiment.PRESETS["paper"]):
+    for config in (PtbConfig(1, 2, (0.1,), batch=3, tokens=300), *experiment.PRESETS.values()):
         rows = in_rows(torch.zeros(config.tokens or 929_589), config.batch)
         (first, *_) = experiment.comparisons(config)
         assert first.budgets[:2] == (len(batches(rows)), 2 * len(batches(rows)))
         assert first.patience == config.patience
+
+
+def test_without_trials_methods_have_the_p_of_a_tenth_of_the_text() -> None:
+    (only,) = experiment.comparisons(experiment.PRESETS["whole"])
+    found = load(path_of(ROOT / "benchmarks" / "results", "ptb", "cpu"))
+    assert [only.methods[name].p for name in ("SGD", "dropout", "masks", "thin, defaults")] == [
+        *(found.numbers(name, "p")[0] for name in ("SGD", "dropout", "masks")),
+        None,
+    ]
+    assert [each.method for each in experiment.STUDY.runs(experiment.PRESETS["whole"])] == [*only.methods]
