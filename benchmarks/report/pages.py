@@ -19,7 +19,7 @@ from benchmarks.report import plots as report_plots
 from benchmarks.report.paper import Item
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-PRESETS = ("paper", "gpu", "cpu")  # the largest first
+PRESETS = ("paper", "gpu", "whole", "cpu")  # the largest first
 Sources = Sequence[tuple[Record, Sequence[Section]]]
 """Records with what is to be shown of each."""
 

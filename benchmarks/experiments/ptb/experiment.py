@@ -125,7 +125,9 @@ def search(p: Sequence[float], *names: str) -> Search:
 
 
 SMALL = frozenset({"smoke", "cpu"})
-WHOLE = frozenset({"whole", "gpu", "paper"})
+LARGE = frozenset({"gpu", "paper"})
+WHOLE = frozenset({"whole"})
+SAME = "The same runs as in figure 9."
 
 BY_K = {"masks, k = 3": Paper(4.870), "masks": Paper(4.825), "masks, k = 10": Paper(4.838)}
 BY_H_S = {
@@ -147,7 +149,10 @@ SMALLER = (
     "third of the held-out texts, batches of 20 sequences (with 128, a tenth of the text would be 20 steps an epoch). "
     "A run ends after two epochs without a new minimum."
 )
-SHORT = " `gpu` ends before the minimum of the whole text is reached; `paper` goes on for up to 100 epochs."
+SHORT = (
+    " `whole` and `gpu` end before the minimum of the whole text is reached; `paper` goes on for up to 100 epochs. "
+    "`whole` searches nothing: masks and dropout have the p that was best on a tenth of the text."
+)
 
 
 def less(method: str, than: str, name: str = MINIMUM) -> Claim:
@@ -160,47 +165,59 @@ def _label(method: str) -> str:
 
 
 def _paper(
-    item: str, title: str, whole: bool, papers: Mapping[str, Paper], label: Callable[[str], str], **more: Any
+    item: str,
+    title: str,
+    presets: frozenset[str],
+    papers: Mapping[str, Paper],
+    label: Callable[[str], str],
+    **more: Any,
 ) -> Section:
     """Return a table of the paper, on the whole text or on a tenth of it."""
-    note = NOTE + (SHORT if whole else SMALLER)
+    small = presets is SMALL
     return Section(
         item, title, digits=3, rows=rows(more.pop("methods", papers), MINIMUM, papers, label),
-        plots=(*more.pop("plots", ()), Bars("minimum validation loss")), tolerance=SPREAD if whole else None,
-        better="lower", full=frozenset({"paper"}), smaller="a tenth of the text", needs="a GPU" if whole else "",
-        presets=WHOLE if whole else SMALL, note=note, **more,
+        plots=(*more.pop("plots", ()), Bars("minimum validation loss")), tolerance=None if small else SPREAD,
+        better="lower", full=frozenset({"paper"}), smaller="a tenth of the text" if small else "fewer epochs",
+        needs="" if small else "a GPU", presets=presets, note=NOTE + (SMALLER if small else SHORT), **more,
     )  # fmt: skip
 
 
-def _of_the_paper(whole: bool) -> tuple[Section, ...]:
-    curves = {_label(each): each for each in COMPARED}
+def _figure(presets: frozenset[str], *also: str) -> Section:
+    curves = {_label(each): each for each in (*COMPARED, *also)}
+    claims = [(one, other) for one in ("masks", *also) for other in ("SGD", "dropout")]
+    return _paper(
+        "Figure 9", "Masks, dropout and SGD on Penn Treebank: minimum validation loss", presets, BY_K, _label,
+        methods=(*FIGURE, *also), claims=tuple(less(*pair) for pair in claims), facts=facts,
+        plots=[Curves(curves, "validation loss by step", "epoch", "validation loss")],
+    )  # fmt: skip
+
+
+def _of_the_paper(presets: frozenset[str]) -> tuple[Section, ...]:
     return (
-        _paper(
-            "Figure 9", "Masks, dropout and SGD on Penn Treebank: minimum validation loss", whole, BY_K, _label,
-            methods=FIGURE, claims=(less("masks", "SGD"), less("masks", "dropout")), facts=facts,
-            plots=[Curves(curves, "validation loss by step", "epoch", "validation loss")],
-        ),
-        _paper("Table A6", "Masks on Penn Treebank: effect of k, with h_S = k h_F", whole, BY_K, _label,
+        _figure(presets),
+        _paper("Table A6", "Masks on Penn Treebank: effect of k, with h_S = k h_F", presets, BY_K, _label,
                claims=(less("masks", "masks, k = 3"), less("masks", "masks, k = 10"))),
-        _paper("Table A6", "Masks on Penn Treebank: effect of the slow step size h_S at k = 5", whole, BY_H_S,
+        _paper("Table A6", "Masks on Penn Treebank: effect of the slow step size h_S at k = 5", presets, BY_H_S,
                lambda each: f"h_S = {each.partition('h_S = ')[2] or 0.5}"),
     )  # fmt: skip
 
 
-def _on_test_text(title: str, ours: str, task: str, note: str) -> Shown:
+def _on_test_text(title: str, ours: Sequence[str], task: str, presets: frozenset[str], note: str) -> Shown:
     return Shown(
-        title, {_label(each): each for each in ("SGD", "dropout", ours)},
-        [(_label(ours), "SGD"), (_label(ours), "dropout")], "loss", "", 3, lower=True, words="lower loss than",
-        ylabel="test loss", task=task, against=[(_label(ours), "dropout")],
+        title, {_label(each): each for each in ("SGD", "dropout", *ours)},
+        [(_label(each), other) for each in ours for other in ("SGD", "dropout")], "loss", "", 3, lower=True,
+        words="lower loss than", ylabel="test loss", task=task, against=[(_label(each), "dropout") for each in ours],
         note="The test text is seen by nobody's choices: p and epoch are chosen on the validation text. " + note,
+        presets=presets,
     )  # fmt: skip
 
 
-UNSEEN = _on_test_text(
-    "Penn Treebank", "masks", "Penn Treebank (a tenth), transformer", "The same runs as in figure 9."
+UNSEEN, ALL_TEXT = (
+    _on_test_text("Penn Treebank", ["masks"], "Penn Treebank (a tenth), transformer", SMALL | LARGE, SAME),
+    _on_test_text("Penn Treebank, all of the text", ["masks", THIN], "", WHOLE, SAME),
 )
 UNITS = _on_test_text(
-    "Penn Treebank: masks by unit", "unit masks", "",
+    "Penn Treebank: masks by unit", ["unit masks"], "", SMALL | LARGE,
     "Unit masks are what swap_dropout makes of the dropout in the encoder layers (whole units, rescaled); dropout on "
     "attention probabilities, which has no weights, stays as it is. Otherwise as in figure 9.",
 )  # fmt: skip
@@ -209,7 +226,7 @@ UNITS = _on_test_text(
 def facts(record: Record) -> Sequence[str]:
     """Return what the search found, when each method was best, the two momenta, and the differences of methods."""
     said = searched(record, search(record.config["p"], *SEARCHED), SEARCHED, digits=3, sign=-1)
-    for name in (*COMPARED, PLAIN):
+    for name in (*COMPARED, PLAIN, THIN):
         when = [f"{each.index(min(each)) + 1} of {len(each)}"
                 for each in record.curves(name, "validation loss by step").values()]  # fmt: skip
         said += [f"{_label(name)}: minimum after {', '.join(when)} epochs, seed by seed."] if when else []
@@ -219,8 +236,9 @@ def facts(record: Record) -> Sequence[str]:
 STUDY = Study("ptb", PRESETS, comparisons, build, "loss", lower=True, summary=at_best_validation, data="Penn Treebank")
 BENCHMARK = STUDY.benchmark(
     [
-        *_of_the_paper(whole=False), *_of_the_paper(whole=True),
-        UNSEEN.section("test loss at the epoch of the minimum", TEST), UNITS.section("test loss", TEST),
+        *_of_the_paper(SMALL), _figure(WHOLE, THIN), *_of_the_paper(LARGE),
+        *(each.section("test loss at the epoch of the minimum", TEST) for each in (UNSEEN, ALL_TEXT)),
+        UNITS.section("test loss", TEST),
     ],
     [UNSEEN],
 )  # fmt: skip
