@@ -57,7 +57,7 @@ class PtbConfig:
 PRESETS = {
     "smoke": PtbConfig(1, 2, (0.1,), 1, batch=8, tokens=2_000, words=100, held_out=1_800, width=8),
     "cpu": PtbConfig(3, 12, (0.03, 0.1, 0.3), 2, batch=20, tokens=93_000, words=1_000, held_out=25_000),
-    "whole": PtbConfig(1, 10, ()),
+    "whole": PtbConfig(1, 6, ()),
     "gpu": PtbConfig(3, 12, (0.1, 0.3), bfloat16=True),  # 2,484 steps a run, whose cost is that of launching kernels
     "paper": PtbConfig(10, 100, (0.03, 0.1, 0.2, 0.3, 0.5), 10),
 }
