@@ -16,7 +16,6 @@ from mrreg.optim.param_groups import Choice, choose, read_checked
 from mrreg.theory import expected_speedup_from_costs
 
 PERIODS = (2, 3, 5, 10)
-PARTS = ("fast", "slow", "frozen")
 SMALL_GAIN = 1.1  # speed-up at k = 5 below which there is hardly anything to gain
 LARGE_SHARE = 0.5  # share of the slow part's FLOPs in the fast part's backward from which the fast part lies early
 
@@ -32,7 +31,28 @@ class Audit(dict[str, Any]):
     """Findings of `audit`: a dict of plain numbers, names and lists (JSON takes it), readable when printed."""
 
     def __str__(self) -> str:
-        return _render(self)
+        parts, periods, sizes, seconds = (self[key] for key in ("parts", "periods", "bytes", "seconds"))
+        through = f"{len(self['reached'])} modules that are not fast ({self['reached_share']:.0%} of their FLOPs)"
+        lines = [
+            f"{self['model']} on {self['device']} ({self['threads']} CPU threads)",
+            *_table(
+                ("part", "tensors", "parameters"),
+                *((name, each["tensors"], each["parameters"]) for name, each in parts.items()),
+            ),
+            *_table(
+                ("step", "forward (ms)", "backward (ms)", "memory (MiB)"),
+                *((name, *(1e3 * x for x in each.values()), sizes[name] / 2**20) for name, each in seconds.items()),
+            ),
+            "Times faster with a slow gradient at every k-th step:",
+            *_table(
+                ("", *(f"k = {each['k']}" for each in periods)),
+                ("times faster", *(each["speedup"] for each in periods)),
+                ("mean memory (MiB)", *(each["mean_bytes"] / 2**20 for each in periods)),
+            ),
+            f"The fast part's backward goes through {through}: {quoted(self['reached'])}.",
+            *(f"- {each}" for each in self["advice"]),
+        ]
+        return "\n".join(lines)
 
     def speedup(self, k: int) -> float:
         """Return how many times faster training gets with a slow gradient at every k-th step, k at least 1."""
@@ -164,7 +184,7 @@ def _parts(step: Pass, fast: Set[Tensor], full: Trace) -> dict[str, Any]:
     trained = set(step.trained)
     part_of = {p: "fast" if p in fast else "slow" if p in trained else "frozen" for p in step.model.parameters()}
     parts = {}
-    for part in PARTS:
+    for part in ("fast", "slow", "frozen"):
         own = {name: p for name, p in step.model.named_parameters() if part_of[p] == part}
         lost = [name for name, p in own.items() if p in trained.difference(full.arrived)]
         size = sum(p.numel() for p in own.values())
@@ -206,32 +226,6 @@ def _advice(report: Mapping[str, Any]) -> Iterator[str]:
         count = len(report["batch_norm"])
         yield f"{count} BatchNorm layers are slow, but their statistics move at every forward: see mrreg.batch_norm."
     yield from ALWAYS
-
-
-def _render(report: Mapping[str, Any]) -> str:
-    """Return the report for a terminal."""
-    parts, periods, sizes, seconds = (report[key] for key in ("parts", "periods", "bytes", "seconds"))
-    through = f"{len(report['reached'])} modules that are not fast ({report['reached_share']:.0%} of their FLOPs)"
-    lines = [
-        f"{report['model']} on {report['device']} ({report['threads']} CPU threads)",
-        *_table(
-            ("part", "tensors", "parameters"),
-            *((name, each["tensors"], each["parameters"]) for name, each in parts.items()),
-        ),
-        *_table(
-            ("step", "forward (ms)", "backward (ms)", "memory (MiB)"),
-            *((name, *(1e3 * x for x in each.values()), sizes[name] / 2**20) for name, each in seconds.items()),
-        ),
-        "Times faster with a slow gradient at every k-th step:",
-        *_table(
-            ("", *(f"k = {each['k']}" for each in periods)),
-            ("times faster", *(each["speedup"] for each in periods)),
-            ("mean memory (MiB)", *(each["mean_bytes"] / 2**20 for each in periods)),
-        ),
-        f"The fast part's backward goes through {through}: {quoted(report['reached'])}.",
-        *(f"- {each}" for each in report["advice"]),
-    ]
-    return "\n".join(lines)
 
 
 def _table(*rows: tuple[Any, ...]) -> list[str]:
