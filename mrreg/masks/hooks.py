@@ -58,11 +58,9 @@ class MaskStepHooks:
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
 
     def stop(self) -> None:
-        """Leave the optimizer and the masks without a trace; a second call does nothing."""
-        if not self.handles:
-            return
-        while self.handles:
-            self.handles.pop().remove()
+        """Leave the optimizer and the masks without a trace."""
+        for handle in self.handles:
+            handle.remove()
         optimizer = self.optimizer()
         if optimizer is not None:
             self._abandon(optimizer)
