@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import torch
@@ -39,9 +39,7 @@ class Influence:
         self._all = [op.made for op in recording.ops]
         grads = self.gradients(None, self._all)
         self.used = [(i, op) for i, op in enumerate(recording.ops) if grads[i] is not None]
-        self.offsets = [0]
-        for _, op in self.used:
-            self.offsets.append(self.offsets[-1] + op.made.shape[op.made_dim])
+        self.offsets = [0, *accumulate(op.made.shape[op.made_dim] for _, op in self.used)]
 
     def gradients(
         self, columns: Tensor | None, targets: Sequence[Tensor], create_graph: bool = False
