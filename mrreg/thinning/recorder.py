@@ -99,9 +99,9 @@ class Recording(TorchFunctionMode):
         if all(activations) and pair[0].shape == pair[1].shape and pair[0].dim() > 1:
             self.sums.append(pair)
 
-    def _linear(self, taken: Tensor, weight: Tensor, *also: Tensor | None) -> Any:
-        bias = also[0] if also else None
-        return self._product("linear", partial(F.linear, taken, weight, bias), (taken, weight, also, (0, 1, -1, -1)))
+    def _linear(self, taken: Tensor, weight: Tensor, bias: Tensor | None, *more: Tensor) -> Any:
+        layout = taken, weight, (bias, *more), (0, 1, -1, -1)
+        return self._product("linear", partial(F.linear, taken, weight, bias), layout)
 
     def _product(self, name: str, compute: Callable[[], Any], layout: "Layout | None") -> Any:
         """Compute a product, and note it if its weight can be read."""
