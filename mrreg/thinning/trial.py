@@ -98,7 +98,7 @@ class Trial:
         for draw, paths in self.cases:
             self._zero(draw, self.groups)
             for each in attempts:
-                self._write(each.group, draw, ("producer", "member"), noise=True)
+                self._write(each.group, draw, noise=True)
             if found := self.difference(draw, paths):
                 return f"units that nothing should read have an effect: {found}"
         return ""
@@ -113,14 +113,15 @@ class Trial:
         """Have zeros in the columns that read absent units of these groups, and of no others."""
         self.whole()
         for group in groups:
-            self._write(group, draw, ("consumer",), noise=False)
+            self._write(group, draw, noise=False)
 
     @torch.no_grad()
-    def _write(self, group: UnitGroup, draw: int, roles: tuple[str, ...], noise: bool) -> None:
+    def _write(self, group: UnitGroup, draw: int, noise: bool) -> None:
+        """Write noise where absent units of a group are made, or else zeros where they are read."""
         gone = torch.ones(group.units, dtype=torch.bool, device="cpu")
         gone[self.kept[draw][group.name]] = False
         for slot in group.slots:
-            if slot.role in roles:
+            if (slot.role != "consumer") is noise:
                 tensor = self.tensors[slot.name]
                 absent = slot.indices[gone].flatten().to(tensor.device)
                 values = tensor.index_select(slot.dim, absent)
