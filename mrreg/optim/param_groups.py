@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from mrreg.distributed.checks import check_model
 from mrreg.errors import check, check_int, invalid_argument, quoted, unknown_name
+from mrreg.optim.clock import Group
 
 Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
 Choice: TypeAlias = Selector | Iterable[Any]
 Names: TypeAlias = dict[Tensor, tuple[str, ...]]  # every name a parameter goes by; empty where none is known
-Group: TypeAlias = dict[str, Any]
 
 # Names that DDP, torch.compile, FSDP1 and activation checkpointing put between those of modules.
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}

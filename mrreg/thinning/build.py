@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from mrreg.errors import check_int, check_type, invalid_state, quoted, warn
 from mrreg.masks.blocks import switched
 from mrreg.masks.groups import UnitGroup
-from mrreg.masks.install import MultirateMask, check_thinnable, install
+from mrreg.masks.install import Model, MultirateMask, check_thinnable, install
 from mrreg.module_utils import within
 from mrreg.thinning.blocks import find_blocks, switches
 from mrreg.thinning.counts import Shares, takes, with_counts
@@ -21,7 +21,6 @@ from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
 from mrreg.thinning.trial import admit, draws, thinned
 from mrreg.thinning.twin import LOG, WHERE, Inputs, named_tensors, read_inputs, state_kept
 
-Model = TypeVar("Model", bound=nn.Module)
 Choose = Callable[[list[ThinEntry]], list[ThinEntry]]
 FindBlocks = Callable[[nn.Module, Inputs, Path], list[ThinEntry]]
 
