@@ -198,8 +198,7 @@ class MaskStepHooks:
 
 def _is_step(optimizer: Optimizer) -> bool:
     """Return False without gradients, where a scaler found inf, and where torch's checkpointing creates state."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    if found_inf is not None and bool(found_inf):
+    if getattr(optimizer, "found_inf", None):
         return False
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):  # it does so with zeros for gradients

@@ -132,8 +132,7 @@ class Multirate(Optimizer):
 
     def _counts(self) -> bool:
         """Return True if a call is a step. One that torch makes only to create state creates it, and is none."""
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None and float(found_inf) != 0:
+        if getattr(self, "found_inf", None):
             return False
         self._diagnostics.call(type(self).__name__, self.param_groups)
         if not has_gradient(self.param_groups):
