@@ -44,6 +44,5 @@ def compare_after_join(model: nn.Module, owner: object, where: str, clock: Clock
     """Have the ranks compare a clock, a function of its owner, whenever a join of a wrapper in the model ends."""
     for wrapper in model.modules():
         if isinstance(wrapper, DDP):
-            known: Any = wrapper.__dict__.get("_sync_final_model")
-            final = wrapper.__dict__["_sync_final_model"] = known or FinalSync(wrapper)
+            final: FinalSync = vars(wrapper).setdefault("_sync_final_model", FinalSync(wrapper))
             final.clocks[owner] = where, clock
