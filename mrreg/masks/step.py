@@ -74,8 +74,7 @@ class Leaf:
             whole.update(values)
         small = self.leaf.grad
         unscaled = getattr(optimizer, "grad_scale", None) is not None  # by a fused step, which no version tells
-        written = small is not None and (unscaled or self._version is None or version_of(small) != self._version)
-        if small is not None and written:
+        if small is not None and (unscaled or self._version is None or version_of(small) != self._version):
             self._entries.put(local(small), local(gradient))
 
     def _take(self, path: Path, value: Tensor) -> Tensor:
