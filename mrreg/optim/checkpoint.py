@@ -42,7 +42,7 @@ def fitted(where: str, saved: Any, groups: list[Group], state: State, order: lis
         _check_group(where, argument, current, group)
         merged.append({key: current[key] for key in FIXED} | INITIAL_CLOCK | {"next_sync": current["phase"]} | group)
         for p, key in zip(current["params"], group["params"], strict=True):
-            _check_state(where, argument, p, saved["state"].get(key) or {}, state.get(p))
+            _check_state(where, argument, p, saved["state"].get(key) or {}, state.get(p) or {})
     _check_clock(where, merged)
     kept = {k: v for k, v in saved["state"].items() if not (isinstance(v, Mapping) and STATELESS in v)}
     return {**saved, "state": kept, "param_groups": merged}
@@ -102,11 +102,10 @@ def _check_clock(where: str, groups: list[Group]) -> None:
     check_periods(where, groups)
 
 
-def _check_state(where: str, argument: str, p: Tensor, saved: Mapping[str, Any], live: object) -> None:
+def _check_state(where: str, argument: str, p: Tensor, saved: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     """Refuse state of another model, where its shape is known: what is ours, and what has the parameter's shape now."""
     for key, value in saved.items():
-        now = live.get(key) if isinstance(live, Mapping) else None
         shape = getattr(value, "shape", None)
-        if value is not None and (key in {DIRECTION, GATHERED} or getattr(now, "shape", None) == p.shape):
+        if value is not None and (key in {DIRECTION, GATHERED} or getattr(live.get(key), "shape", None) == p.shape):
             rule, found = f"saved with {key} of shape {tuple(p.shape)}", value if shape is None else tuple(shape)
             check(shape == p.shape, where, argument, rule, found, "The model differs.")
