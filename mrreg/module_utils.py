@@ -58,11 +58,6 @@ def tensors_in(value: object, objects: int = 0) -> Iterator[Tensor]:
         yield from tensors_in(each, objects)
 
 
-def has_stock_forward(module: nn.Module) -> bool:
-    """Return True if the class of a module has its forward from torch, whatever else a subclass changes."""
-    return type(module).forward.__module__.startswith("torch.nn.")
-
-
 def rebuild_attributes(modules: Iterable[nn.Module]) -> None:
     """Compute again what hooks of torch.nn.utils set before every forward, such as the `weight` of a pruned layer.
 

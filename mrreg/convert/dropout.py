@@ -10,7 +10,7 @@ from torch import nn
 from mrreg.convert.sites import ATTENTION, Option, Site, find_choices
 from mrreg.errors import check, check_int, warn
 from mrreg.masks.install import check_thinnable, install
-from mrreg.module_utils import has_stock_forward, join
+from mrreg.module_utils import join
 from mrreg.thinning.build import search
 from mrreg.thinning.counts import kept
 from mrreg.thinning.paths import copied
@@ -128,7 +128,8 @@ def _sites(model: nn.Module) -> Iterator[tuple[str, Site]]:
     """Yield the dropouts that are modules, or arguments of one."""
     for path, module in model.named_modules():
         if isinstance(module, DROPOUTS):
-            reason = "" if has_stock_forward(module) else "its class computes something else than torch's dropout"
+            stock = type(module).forward.__module__.startswith("torch.nn.")  # whatever else a subclass changes
+            reason = "" if stock else "its class computes something else than torch's dropout"
             reason = "it sets units to a value other than zero" if isinstance(module, NO_ZEROS) else reason
             yield path, Site(f"{type(module).__name__}(p={module.p})", module.p, reason if module.p else "p is 0")
         elif isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout:

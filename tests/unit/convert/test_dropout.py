@@ -35,6 +35,11 @@ class Doubling(nn.Linear):
         return F.linear(input, self.weight * 2)
 
 
+class Halving(nn.Dropout):
+    def forward(self, input: Tensor) -> Tensor:
+        return input / 2
+
+
 class Transposed(nn.Module):
     """Linear with its weight the other way round, as GPT-2 has it."""
 
@@ -155,6 +160,7 @@ LEFT: dict[str, tuple[nn.Module, str]] = {
     "not called": (net(lambda m, x: m.two(m.one(x))), "the forward on example_inputs does not call it"),
     "p of no unit": (net(lambda m, x: m.two(m.drop(x)), drop=nn.Dropout(0.05)), "p = 0.05 of 6 units is none"),
     "alpha dropout": (net(lambda m, x: m.two(m.drop(x)), drop=nn.AlphaDropout()), "a value other than zero"),
+    "not torch's own": (net(lambda m, x: m.two(m.drop(x)), drop=Halving()), "its class computes something else"),
     "whole tokens": (net(lambda m, x: m.two(m.drop(x.exp())), drop=nn.Dropout1d()), "no layer reads or makes"),
     "tied": (tied(), "would do something else"),
     "no gradient": (net(torch.no_grad()(lambda m, x: m.two(m.drop(x)))), "no layer reads or makes"),
