@@ -23,6 +23,7 @@ from mrreg.module_utils import check_materialized
 from mrreg.optim.clock import Group, has_gradient, is_due
 
 _living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
+_register_once = functools.cache(register_optimizer_step_pre_hook)
 
 
 def is_switched(group: Group) -> bool:
@@ -47,7 +48,7 @@ class Flags:
         if model is not None:
             compare_after_join(model, self, self._where, lambda flags: flags.clock)
         _living.add(self)
-        _watch_other_optimizers()
+        _register_once(_give_back)
         self.schedule(groups)
 
     def __del__(self) -> None:
@@ -136,11 +137,6 @@ class Flags:
             if p.requires_grad and p in self._ours:
                 p.requires_grad = False  # not the method, which raises inside torch.func's transforms
                 self.off.add(p)
-
-
-@functools.cache
-def _watch_other_optimizers() -> None:
-    register_optimizer_step_pre_hook(_give_back)
 
 
 def _give_back(optimizer: Optimizer, *_: object) -> None:
