@@ -29,7 +29,7 @@ def deep_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 @contextmanager
-def apart(model: nn.Module) -> Iterator[None]:
+def isolated(model: nn.Module) -> Iterator[None]:
     """Compute with gradients, and leave the global generators of torch, Python and NumPy as they were."""
     devices = {parameter.get_device() for parameter in model.parameters() if parameter.is_cuda}
     python, numpy = random.getstate(), sys.modules.get("numpy")
@@ -54,7 +54,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
     hooks = [(each, dict(each)) for *_, each in tensors if each]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     values = [(each, each.clone()) for _, own in buffers for each in own.values() if each is not None]
-    with apart(model):
+    with isolated(model):
         try:
             for each, _ in hooks:
                 each.clear()

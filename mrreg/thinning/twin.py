@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from mrreg.errors import check_type, invalid_argument, invalid_state
-from mrreg.isolation import apart, deep_copy
+from mrreg.isolation import deep_copy, isolated
 from mrreg.masks.attention import attend
 from mrreg.module_utils import tensors_in
 
@@ -202,7 +202,7 @@ def probing(twin: nn.Module, precision: torch.dtype = torch.float64) -> Iterator
     try:
         torch.set_default_dtype(precision)
         torch.backends.mha.set_fastpath_enabled(False)
-        with apart(twin), _plain_checkpoints(), catch_warnings():
+        with isolated(twin), _plain_checkpoints(), catch_warnings():
             simplefilter("ignore")
             yield
     finally:
