@@ -121,11 +121,10 @@ def _copied_hook(hook: Any, memo: dict[int, Any]) -> Any:
 
 def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
     made = torch.empty(tensor.shape, dtype=_precision(tensor.dtype, precision), device=tensor.device)
+    if not isinstance(tensor, nn.Parameter):
+        return made.copy_(tensor)
     continuous = made.is_floating_point() or made.is_complex()
-    if isinstance(tensor, nn.Parameter) and continuous:
-        return nn.Parameter(made)
-    made.copy_(tensor)
-    return nn.Parameter(made, False) if isinstance(tensor, nn.Parameter) else made
+    return nn.Parameter(made if continuous else made.copy_(tensor), continuous)
 
 
 @torch.no_grad()
