@@ -131,10 +131,8 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
 def _layers(optimizer: Multirate, model: nn.Module) -> Iterator[tuple[str, nn.Module, list[int]]]:
     """Yield the slow BatchNorm layers with running statistics, each with the indices of its parameter groups."""
     groups, modules = optimizer.param_groups, dict(model.named_modules())
-    index = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
-    owners = {
-        name: [index[id(p)] for p in m.parameters(recurse=False) if id(p) in index] for name, m in modules.items()
-    }
+    index = {p: i for i, group in enumerate(groups) for p in group["params"]}
+    owners = {name: [index[p] for p in m.parameters(recurse=False) if p in index] for name, m in modules.items()}
     layers = {name for name, module in modules.items() if _has_statistics(name, module)}
     last = next(filter(None, owners.values()), [])
     rule = "one with BatchNorm layers that track statistics, and with parameters in the optimizer"
