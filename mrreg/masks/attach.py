@@ -43,12 +43,8 @@ class Attachment:
         With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
         """
         found = [numbers for numbers, _ in positions(self._hooks)]
-        prefixes = ["mask"] if len(found) == 1 else [f"mask{i}" for i in range(len(found))]
-        return {
-            f"{prefix}/{key}": value
-            for prefix, each in zip(prefixes, found, strict=True)
-            for key, value in each.items()
-        }
+        several = len(found) > 1
+        return {f"mask{i if several else ''}/{key}": n for i, each in enumerate(found) for key, n in each.items()}
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""
