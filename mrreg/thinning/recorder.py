@@ -182,9 +182,8 @@ def _einsum(equation: str, *operands: Any) -> Layout | None:
     stored = list(map(_is_stored, operands))
     if len(stored) != 2 or sum(stored) != 1 or "." in names or not out:
         return None
-    (w, weight), (x, taken) = sorted(
-        zip(names.split(","), operands, strict=True), key=lambda each: not _is_stored(each[1])
-    )
+    letters, at = names.split(","), stored.index(True)
+    w, x, weight, taken = letters[at], letters[1 - at], operands[at], operands[1 - at]
     summed, free = [c for c in w if c in x and c not in out], [c for c in w if c in out and c not in x]
     shared, by_head = len(w) > len(summed) + len(free), len(w) == 2 and len(x) > 3  # as a table of positions is read
     if shared or by_head or not (summed and free):
