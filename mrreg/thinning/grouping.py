@@ -195,10 +195,9 @@ class Finder:
 
         One pass for each binary digit of units' numbers, and each of its values, shows which positions reach such.
         """
-        whole = influence.gradients(None, list(self.recording.others.values()))
-        tensors = {
-            name: t for (name, t), grad in zip(self.recording.others.items(), whole, strict=True) if grad is not None
-        }
+        others = self.recording.others
+        whole = influence.gradients(None, list(others.values()))
+        tensors = {name: others[name] for name, grad in zip(others, whole, strict=True) if grad is not None}
         found = {
             (name, dim): torch.zeros(size, dtype=torch.long, device="cpu")
             for name, t in tensors.items()
