@@ -98,9 +98,8 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
         twin: nn.Module = deep_copy(model, memo)
         for module in model.modules():
             for name in HOOKS[:2]:
-                getattr(memo[id(module)], name).update(
-                    {key: _copied_hook(hook, memo) for key, hook in getattr(module, name).items()}
-                )
+                for key, hook in getattr(module, name).items():
+                    getattr(memo[id(module)], name)[key] = _copied_hook(hook, memo)
     except Exception as error:
         problem = f"the model cannot be copied with its hooks ({type(error).__name__}: {error})"
         remedy = "Call it before the model is wrapped or compiled, or gets hooks that hold such objects."
