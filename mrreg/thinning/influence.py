@@ -36,8 +36,7 @@ class Influence:
         self.taken, self.dim, self.size = taken, dim, (taken.shape or (1,))[dim]
         dtype = taken.dtype if taken.requires_grad else torch.get_default_dtype()
         self.seed = torch.rand(taken.shape, device=taken.device, dtype=dtype) + 0.5
-        self._all = [op.made for op in recording.ops]
-        grads = self.gradients(None, self._all)
+        grads = self.gradients(None, [op.made for op in recording.ops])
         self.used = [(i, op) for i, op in enumerate(recording.ops) if grads[i] is not None]
         self.offsets = [0, *accumulate(op.made.shape[op.made_dim] for _, op in self.used)]
 
