@@ -36,14 +36,12 @@ def with_counts(
     unwanted = _checked("exclude", exclude or (), groups)
     kinds = {*DEFAULTS, *asked, *wanted}.intersection(KINDS)  # others only if they are named
 
-    def p_of(group: ThinEntry) -> float:
+    def counted(group: ThinEntry) -> ThinEntry:
         named = [name for name in shares if name not in KINDS and takes(name, group)]  # they go before kinds
         chosen = group.kind in kinds and any(takes(name, group) for name in wanted)
         chosen = chosen and not any(takes(name, group) for name in unwanted)
-        return shares.get(named[0] if named else group.kind, 0.0) if chosen else 0.0
-
-    def counted(group: ThinEntry) -> ThinEntry:
-        stay = group.kept if group.reason or group.blocks else kept(group, p_of(group))
+        share = shares.get(named[0] if named else group.kind, 0.0) if chosen else 0.0
+        stay = group.kept if group.reason or group.blocks else kept(group, share)
         return replace(group, kept=stay, reason=group.reason or ("not asked for" if stay == group.units else ""))
 
     return list(map(counted, groups))
