@@ -133,8 +133,8 @@ class MaskStepHooks:
                     state = leaves(optimizer.state.get(p, {})).values() if mask.plain else ()
                     if mask.plain and any(isinstance(x, Tensor) and x.dim() and x.shape == p.shape for x in state):
                         mask.plain -= {id(p)}  # a schedule has turned a momentum on
-                    if mask.tensors[name].has_absent:
-                        yield mask.tensors[name], p, mask
+                    if (tensor := mask.tensors[name]).off or tensor.cuts:
+                        yield tensor, p, mask
 
     @torch.no_grad()
     def _enter(self, optimizer: Optimizer, held: list[tuple[MaskedTensor, Tensor]]) -> None:

@@ -50,11 +50,6 @@ class _Tensor:
         self.lengths: Mapping[int, int] = {}  # that dimensions have to have
         self.kept: Mapping[int, Tensor] = {}  # positions that an optimizer sees in this cycle, where dimensions shrink
 
-    @property
-    def has_absent(self) -> bool:
-        """True if entries are absent in this cycle."""
-        return self.off or bool(self.cuts)
-
     def of(self, model: nn.Module) -> Tensor:
         """Return the parameter or buffer of this name in a model; `get_parameter` takes too long for every step."""
         *path, leaf = self.name.split(".")
