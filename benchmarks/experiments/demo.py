@@ -22,7 +22,8 @@ from benchmarks.core.runner import Benchmark
 from benchmarks.core.sections import Curves, Shown
 from benchmarks.core.study import Study
 from benchmarks.core.training import Batches, Loop, shuffled
-from benchmarks.data.mnist import CLASSES, Digits, load
+from benchmarks.data.images import Images
+from benchmarks.data.mnist import CLASSES, load
 from benchmarks.experiments import regularizers, spiral
 from benchmarks.experiments.thin import mnist
 from benchmarks.experiments.thin.mlp import PAIRS, shares
@@ -86,12 +87,12 @@ def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
     return Loop(model, optimizer, _batches(train, order(seed, train)[: config.images], seed), splits)
 
 
-def order(seed: int, digits: Digits) -> Tensor:
+def order(seed: int, digits: Images) -> Tensor:
     """Return the images in the order of a seed: the first are fine-tuned on, the rest are for pretraining."""
     return torch.randperm(len(digits.y), generator=torch.Generator().manual_seed(seed))
 
 
-def _batches(digits: Digits, chosen: Tensor, seed: int, *, transposed: bool = False) -> Batches:
+def _batches(digits: Images, chosen: Tensor, seed: int, *, transposed: bool = False) -> Batches:
     x = digits.x.view(-1, 8, 8).mT.flatten(1) if transposed else digits.x
     return Batches(
         shuffled(len(chosen), 50, short=False),

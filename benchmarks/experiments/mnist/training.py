@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import mrreg
 from benchmarks.core.training import Batches, Loop
-from benchmarks.data.mnist import CLASSES, Digits
+from benchmarks.data.images import Images
+from benchmarks.data.mnist import CLASSES
 
 ORDER_STREAM = 10_000  # added to a seed, so that the order of the images is not tied to the choice of them
 CHUNK = 2500  # images evaluated at once
@@ -71,14 +72,14 @@ def network(method: Method, seed: int, sizes: tuple[int, int, int]) -> nn.Module
     )
 
 
-def begin(method: Method, digits: Digits, seed: int, batch: int, width: int, momentum: float = 0.0) -> Loop:
+def begin(method: Method, digits: Images, seed: int, batch: int, width: int, momentum: float = 0.0) -> Loop:
     """Return the training of a freshly drawn network; initial weights, order and masks follow from the seed."""
     model = network(method, seed, (digits.x.shape[1], width, CLASSES)).to(digits.x.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=momentum)
     torch.manual_seed(seed)  # dropout draws from the global generator
     if method.kind == "masks":
         mrreg.attach(optimizer, model, seed=seed)
-    examples = digits.examples(seed)
+    examples = torch.randperm(len(digits.y), generator=torch.Generator().manual_seed(seed))
 
     def order(generator: torch.Generator) -> list[Tensor]:
         index = examples[torch.randperm(len(examples), generator=generator)].to(digits.x.device)

@@ -1,27 +1,25 @@
 """Training on few examples, which each seed draws for itself: images of CIFAR-10, rows of a table."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from benchmarks.core.comparison import Job
-from benchmarks.core.training import Batch, Batches, Loop, shuffled
+from benchmarks.core.training import Batches, Loop, shuffled
 from benchmarks.data.cifar import cifar10, normal
+from benchmarks.data.images import Images
 
 CHUNK = 500  # examples evaluated at once
 ORDER_STREAM = 10_000  # added to a seed, so that the order of the examples is not tied to the choice of them
-Parts = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Examples and labels to train on, and to test on."""
 
 
 def drawn(
-    data: Parts, sizes: tuple[int, int, int], model: nn.Module, optimizer: Optimizer, seed: int, job: Job
+    data: Images, sizes: tuple[int, int, int], model: nn.Module, optimizer: Optimizer, seed: int, job: Job
 ) -> Loop:
     """Return the training on examples drawn by the seed; the last ones of all are for validation.
 
@@ -33,21 +31,16 @@ def drawn(
         seed: Of the draw and the order.
         job: Where to train.
     """
-    x, y, test_x, test_y = (part.to(job.device) for part in data)
+    data = data.to(job.device)
     count, validation, batch = sizes
-    rest = len(y) - validation
-    chosen = torch.randperm(rest, generator=torch.Generator().manual_seed(seed))[:count].to(job.device)
+    train = data.without_last(validation).drawn(count, torch.Generator().manual_seed(seed))
     batches = Batches(
-        shuffled(len(chosen), batch, short=False),
-        lambda index: (x[chosen[index]], y[chosen[index]]),
+        shuffled(len(train.y), batch, short=False),
+        lambda index: (train.x[index], train.y[index]),
         torch.Generator().manual_seed(ORDER_STREAM + seed),
     )
-    splits = {"validation": lambda: parts(x[rest:], y[rest:]), "test": lambda: parts(test_x, test_y)}
+    splits = {"validation": partial(data.validation(validation).held_out, CHUNK), "test": partial(data.held_out, CHUNK)}
     return Loop(model, optimizer, batches, splits)
-
-
-def parts(x: Tensor, y: Tensor) -> Iterator[Batch]:
-    yield from zip(x.split(CHUNK), y.split(CHUNK), strict=True)  # type: ignore[no-untyped-call]
 
 
 SIZE, CLASSES = 16, 10  # images of CIFAR-10 at half their size
@@ -65,11 +58,11 @@ class Draw:
 
 
 @cache
-def pixels(folder: Path | None, of: int | None, test: int | None) -> Parts:
-    """Return images, (n, 3, 16, 16), and labels to train on and to test on."""
+def pixels(folder: Path | None, of: int | None, test: int | None) -> Images:
+    """Return images, (n, 3, 16, 16), to train on and to test on."""
     found = cifar10(folder, of, test)
     x, test_x = (F.avg_pool2d(normal(each), 2) for each in (found.x, found.test_x))
-    return x, found.y, test_x, found.test_y
+    return replace(found, x=x, test_x=test_x)
 
 
 def images(draw: Draw, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:

@@ -1,6 +1,5 @@
 """A wide MLP on 1,000 images of MNIST, each seed's own; the demo trains it on the digits of scikit-learn."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,13 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from benchmarks.core.comparison import Job
-from benchmarks.core.training import Batch, Batches, Loop, shuffled
+from benchmarks.core.training import Loop
 from benchmarks.data import mnist
 from benchmarks.experiments.regularizers import Regularizers, Tried
+from benchmarks.experiments.thin.draws import drawn
 from benchmarks.experiments.thin.mlp import PAIRS, network, shares
-
-ORDER_STREAM = 10_000  # added to a seed, so that the order of the images is not tied to the choice of them
-CHUNK = 2500  # images evaluated at once
 
 
 @dataclass(frozen=True)
@@ -42,30 +39,18 @@ PRESETS = {
 
 
 def loop(config: Config, model: nn.Module, optimizer: Optimizer, seed: int, job: Job) -> Loop:
-    digits = replace(mnist.load(config.data, job.data_dir).to(job.device), draw=config.images)
-    train, validation = digits.without_last(config.validation), digits.validation(config.validation)
-    y = mislabelled(train.y, config.wrong)
-    chosen = train.examples(seed).to(job.device)
-    batches = Batches(
-        shuffled(len(chosen), config.batch),
-        lambda index: (train.x[chosen[index]], y[chosen[index]]),
-        torch.Generator().manual_seed(ORDER_STREAM + seed),
-    )
-    return Loop(model, optimizer, batches, {"validation": lambda: parts(validation), "test": lambda: parts(digits)})
+    digits = mnist.load(config.data, job.data_dir)
+    rest = len(digits.y) - config.validation
+    data = replace(digits, y=torch.cat([mislabelled(digits.y[:rest], config.wrong), digits.y[rest:]]))
+    return drawn(data, (config.images, config.validation, config.batch), model, optimizer, seed, job)
 
 
 def mislabelled(y: Tensor, share: float) -> Tensor:
     """Return labels, a share of which are those of another class, always the same ones."""
-    if not share:
-        return y
     generator = torch.Generator().manual_seed(0)
     wrong = torch.rand(len(y), generator=generator) < share
     other = torch.randint(1, mnist.CLASSES, (len(y),), generator=generator)
-    return (y + (wrong * other).to(y.device)) % mnist.CLASSES
-
-
-def parts(digits: mnist.Digits) -> Iterator[Batch]:
-    yield from digits.held_out(CHUNK)
+    return (y + wrong * other) % mnist.CLASSES
 
 
 def pixels(config: Config) -> int:

@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 
 from benchmarks.core.comparison import Job
 from benchmarks.core.training import Loop
+from benchmarks.data.images import Images
 from benchmarks.experiments.regularizers import Regularizers, Tried
-from benchmarks.experiments.thin.draws import Parts, drawn
+from benchmarks.experiments.thin.draws import drawn
 from benchmarks.experiments.thin.mlp import network, shares
 
 Read = Callable[[], tuple[Any, Any]]
@@ -46,7 +47,7 @@ def loop(read: Read, config: Config, model: nn.Module, optimizer: Optimizer, see
 
 
 @cache
-def table(read: Read, test: int) -> Parts:
+def table(read: Read, test: int) -> Images:
     """Return rows of a table, standardized; the last ones are to test on."""
     from pandas import get_dummies
 
@@ -55,7 +56,7 @@ def table(read: Read, test: int) -> Parts:
     x = torch.tensor(get_dummies(rows, dtype=float).to_numpy())
     trained = x[:-test]
     x = ((x - trained.mean(0)) / trained.std(0)).float()
-    return x[:-test], y[:-test], x[-test:], y[-test:]
+    return Images(x[:-test], y[:-test], x[-test:], y[-test:])
 
 
 def stones() -> tuple[Any, Any]:

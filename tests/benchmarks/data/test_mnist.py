@@ -3,15 +3,8 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.data.mnist import Digits, load
-
-
-def numbered(count: int = 10, draw: int | None = None) -> Digits:
-    """Image i holds i, label i; test images are negative."""
-    x = torch.arange(count, dtype=torch.float).unsqueeze(1)
-    return Digits(x, torch.arange(count), -x, torch.arange(count), draw)
+from benchmarks.data.mnist import load
 
 
 def test_scikit_digits_are_split_without_overlap() -> None:
@@ -22,15 +15,6 @@ def test_scikit_digits_are_split_without_overlap() -> None:
     assert digits.x.min() == 0
     assert digits.x.max() == 1
     assert set(digits.y.tolist()) == set(digits.test_y.tolist()) == set(range(10))
-
-
-@pytest.mark.parametrize("draw", [None, 3, 10])
-def test_each_seed_draws_its_own_images(draw: int | None) -> None:
-    digits = numbered(draw=draw)
-    drawn = [digits.examples(seed) for seed in range(5)]
-    assert all(len(set(each.tolist())) == (draw or 10) for each in drawn)
-    assert torch.equal(drawn[1], digits.examples(1))
-    assert not all(torch.equal(drawn[0], other) for other in drawn[1:])
 
 
 TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

@@ -15,6 +15,7 @@ import mrreg
 from benchmarks.core.comparison import Job
 from benchmarks.core.study import at_best_validation
 from benchmarks.data import graphs
+from benchmarks.data.images import Images
 from benchmarks.experiments.regularizers import (
     ENDING,
     LIKE,
@@ -42,7 +43,7 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     x, test_x = (torch.rand(count, 3, draws.SIZE, draws.SIZE, generator=generator) for count in (160, 50))
     y, test_y = (torch.arange(count) % draws.CLASSES for count in (160, 50))
-    monkeypatch.setattr(draws, "pixels", lambda *_: (x, y, test_x, test_y))
+    monkeypatch.setattr(draws, "pixels", lambda *_: Images(x, y, test_x, test_y))
     (tmp_path / "ptb").mkdir()
     for part in ("train", "valid", "test"):
         (tmp_path / "ptb" / f"ptb.{part}.txt").write_text("a b c d e f g h " * 300)

@@ -16,7 +16,8 @@ from benchmarks.experiments.thin import tabular
 def test_columns_are_numbers_of_one_scale_and_no_row_is_there_twice(
     read: tabular.Read, test: int, fewest: int, columns: int, classes: int
 ) -> None:
-    x, y, test_x, test_y = tabular.table(read, test)
+    data = tabular.table(read, test)
+    x, y, test_x, test_y = data.x, data.y, data.test_x, data.test_y
     assert x.shape[1] == test_x.shape[1] == columns
     assert len(test_x) == len(test_y) == test
     assert len(x) == len(y) >= fewest
@@ -28,4 +29,4 @@ def test_columns_are_numbers_of_one_scale_and_no_row_is_there_twice(
 
 def test_test_rows_are_the_same_ones_however_many() -> None:
     few, many = tabular.table(tabular.stones, 100), tabular.table(tabular.stones, 10_000)
-    assert torch.equal(few[3], many[3][-100:])
+    assert torch.equal(few.test_y, many.test_y[-100:])
