@@ -18,7 +18,6 @@ Make = Callable[[nn.Module], Optimizer]
 Check = Callable[[int], None]
 CHECKS: dict[str, Check] = {}
 DDP: Any = DistributedDataParallel  # its options come from tables
-shard: Any = fully_shard
 
 
 def check(function: Check) -> Check:

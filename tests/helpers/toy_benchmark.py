@@ -1,7 +1,7 @@
 """A benchmark that computes nothing, for tests of what runs it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.core.records import Result
@@ -40,7 +40,3 @@ def counting(fail_at: int | None = None) -> tuple[Execute, list[str]]:
         return accuracy(config, run, context)
 
     return execute, seen
-
-
-def named(name: str, execute: Execute, **config: Any) -> Benchmark[Toy]:
-    return replace(toy(execute, **config), name=name)

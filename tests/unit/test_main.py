@@ -42,9 +42,6 @@ def words() -> dict[str, Tensor]:
     return {"ids": torch.randint(7, (2, 3))}
 
 
-NOTHING = 3
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SECONDS", 0.0)

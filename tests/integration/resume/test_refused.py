@@ -61,10 +61,6 @@ def replaced(make: Make) -> Damage:
     return damage
 
 
-def plain_adamw(net: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW([{"params": net.head.parameters()}, {"params": net.trunk.parameters()}])
-
-
 ANY: list[tuple[str, Damage, str]] = [
     ("clock, negative", put("clock", -1), "'clock'] must be a whole number, at least 0, got -1"),
     ("clock past a sync step", put("clock", 7), "between its last and its next sync step, got {'clock': 7"),

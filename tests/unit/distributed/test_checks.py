@@ -15,8 +15,6 @@ import mrreg
 from mrreg.distributed.sharding import any_nonzero, cut, is_sharded, local, local_all
 from mrreg.masks.sampling import draw_bits
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[None]:

@@ -21,10 +21,6 @@ def texts(count: int = 12) -> Texts:
     return Texts(ids, length, y)
 
 
-def batch(data: Texts) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return data.batch(torch.arange(len(data)))
-
-
 def test_parts_grow_from_the_head_to_everything(net: Classifier) -> None:
     counts = [len(net.parameters_of(name)) for name in ("head", "last 1", "half", "last 2", "layers", "all")]
     assert counts == [2, 18, 18, 34, 34, len(list(net.parameters()))]
