@@ -1,15 +1,22 @@
-"""Small thin models for the tests, with groups made by hand."""
+"""Small thin models for the tests, with groups made by hand, and their training."""
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
+import mrreg
+from helpers.thin_oracle import Make, loss_of
 from mrreg.masks.groups import Kind, Role, Slot, UnitGroup
 from mrreg.masks.install import install
 from mrreg.masks.mask import Mask, find_mask
 
 TOLERANCE: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-9}
+MOMENTUM: Make = partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
+ADAM: Make = partial(AdamW, lr=0.01, eps=0.01)
 
 
 def group(name: str, units: int, kept: int, kind: Kind = "hidden", **slots: list[tuple[str, int]]) -> UnitGroup:
@@ -38,6 +45,27 @@ GROUPS = (
 def thin_net(dtype: torch.dtype = torch.float64, **options: Any) -> nn.Sequential:
     """The same, thin, with cycles of three steps."""
     return install(net(dtype), GROUPS, **{"k": 3, "boost": 3, **options})
+
+
+def attached(make: Make = ADAM, **options: Any) -> tuple[nn.Sequential, Optimizer]:
+    """The same, with an optimizer that drives it."""
+    model = thin_net(**options)
+    optimizer = make(model.parameters())
+    mrreg.attach(optimizer, model)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: Iterable[int]) -> None:
+    """Train on the batches of some steps."""
+    for t in steps:
+        optimizer.zero_grad()
+        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
+    """Everything that two models save agrees."""
+    torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()), **(tolerance or TOLERANCE))
 
 
 def mask_of(model: nn.Module) -> Mask:

@@ -2,15 +2,14 @@
 
 import copy
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers.thin import GROUPS, TOLERANCE, batch, mask_of, net, thin_net
+from helpers.thin import ADAM, GROUPS, MOMENTUM, TOLERANCE, attached, batch, mask_of, net, same, thin_net, train
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import mrreg
@@ -18,43 +17,18 @@ import mrreg
 K = 3
 
 
-def momentum(parameters: Any) -> Optimizer:
-    return SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def adam(parameters: Any) -> Optimizer:
-    return AdamW(parameters, lr=0.01, eps=0.01)
-
-
-def attached(make: Callable[[Any], Optimizer] = momentum, **options: Any) -> tuple[nn.Sequential, Optimizer]:
-    model = thin_net(**options)
-    optimizer = make(model.parameters())
-    mrreg.attach(optimizer, model)
-    return model, optimizer
-
-
-def literal(make: Callable[[Any], Optimizer] = momentum) -> LiteralTraining:
-    return LiteralTraining(net(), GROUPS, make, K, K, True)
-
-
-def step(model: nn.Module, optimizer: Optimizer, t: int) -> None:
-    optimizer.zero_grad()
-    loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-
-
-def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
-    torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()), **(tolerance or TOLERANCE))
+def literal() -> LiteralTraining:
+    return LiteralTraining(net(), GROUPS, MOMENTUM, K, K, True)
 
 
 def test_an_average_is_that_of_whole_weights_and_is_undriven() -> None:
-    model, optimizer = attached()
+    model, optimizer = attached(MOMENTUM)
     oracle = literal()
     average: Any = get_ema_multi_avg_fn(0.9)  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {"multi_avg_fn": average, "use_buffers": True}
     ours, expected = AveragedModel(model, **options), AveragedModel(oracle.model, **options)
     for t in range(7):
-        step(model, optimizer, t)
+        train(model, optimizer, [t])
         oracle.step(batch(t))
         ours.update_parameters(model)
         expected.update_parameters(oracle.model)
@@ -64,15 +38,15 @@ def test_an_average_is_that_of_whole_weights_and_is_undriven() -> None:
     update_bn([batch(t) for t in range(3)], ours.train())
     update_bn([batch(t) for t in range(3)], expected.train())
     same(ours, expected)
-    step(model, optimizer, 7)
+    train(model, optimizer, [7])
     oracle.step(batch(7))
     same(model, oracle.model)
 
 
 def test_autocast() -> None:
     """Rounds as the literal loop does, to bfloat16's precision; what is absent does not change by a bit."""
-    model, optimizer = attached(adam, dtype=torch.float32)
-    oracle = LiteralTraining(net(torch.float32), GROUPS, adam, K, K, True)
+    model, optimizer = attached(ADAM, dtype=torch.float32)
+    oracle = LiteralTraining(net(torch.float32), GROUPS, ADAM, K, K, True)
     for t in range(2 * K):
         before = {name: value.clone() for name, value in model.state_dict().items()}
         x = batch(t, torch.float32)
@@ -92,7 +66,7 @@ def test_autocast() -> None:
 
 def test_accumulation_with_a_scaler_and_clipping() -> None:
     """As nanoGPT does: scaled losses of parts of the batch, unscaled, clipped, stepped."""
-    model, optimizer = attached()
+    model, optimizer = attached(MOMENTUM)
     oracle = literal()
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
     oracle.optimizer.register_step_pre_hook(lambda *_: _clip(oracle.model))
@@ -142,7 +116,7 @@ def test_the_fast_part_of_a_multirate_optimizer(wrapped: bool) -> None:
     for t in range(2 * K + 1):
         features = model.stem(batch(t)).tanh().detach()
         oracle.step(features)
-        step(model, optimizer, t)
+        train(model, optimizer, [t])
         torch.testing.assert_close(dict(model.body.state_dict()), dict(oracle.model.state_dict()), **TOLERANCE)
     assert torch.equal(model.stem.weight, Stem(net()).stem.weight) is not wrapped
 
@@ -159,11 +133,11 @@ def test_thin_layers_in_a_slow_part_are_refused() -> None:
 @pytest.mark.slow
 def test_a_compiled_step() -> None:
     torch._dynamo.reset()
-    model, optimizer = attached(adam)
-    other, its = attached(adam)
+    model, optimizer = attached(ADAM)
+    other, its = attached(ADAM)
     compiled: Any = torch.compile(optimizer.step, backend="aot_eager")
     for t in range(2 * K + 1):
-        step(other, its, t)
+        train(other, its, [t])
         optimizer.zero_grad()
         loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
         compiled()
@@ -172,25 +146,22 @@ def test_a_compiled_step() -> None:
 
 
 def test_copies_train_on_their_own_in_threads() -> None:
-    model, optimizer = attached()
-    step(model, optimizer, 0)
+    model, optimizer = attached(MOMENTUM)
+    train(model, optimizer, [0])
     copies = [copy.deepcopy(model) for _ in range(4)]
-    optimizers = [momentum(each.parameters()) for each in copies]
+    optimizers = [MOMENTUM(each.parameters()) for each in copies]
     for each, its in zip(copies, optimizers, strict=True):
         its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         mrreg.attach(its, each)
-    pairs = list(zip(copies, optimizers, strict=True))
-
-    def train(each: nn.Module, its: Optimizer) -> None:
-        for t in range(1, 6):
-            step(each, its, t)
-
-    threads = [threading.Thread(target=train, args=pair) for pair in pairs]
+    threads = [
+        threading.Thread(target=train, args=(each, its, range(1, 6)))
+        for each, its in zip(copies, optimizers, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    train(model, optimizer)
+    train(model, optimizer, range(1, 6))
     for each in copies:
         same(each, model, rtol=0, atol=0)
 
@@ -213,9 +184,9 @@ class Paused(nn.Sequential):
 def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
     model = Paused(*net())
     model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=batch(0))
-    optimizer = momentum(model.parameters())
+    optimizer = MOMENTUM(model.parameters())
     mrreg.attach(optimizer, model)
-    step(model, optimizer, 0)
+    train(model, optimizer, [0])
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     seen: list[Any] = []
     vars(model)["look"] = lambda: seen.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))

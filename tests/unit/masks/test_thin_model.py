@@ -12,7 +12,20 @@ from typing import Any
 import pytest
 import torch
 from helpers.masks import bits
-from helpers.thin import GROUPS, TOLERANCE, batch, group, mask_of, net, thin_net
+from helpers.thin import (
+    ADAM,
+    GROUPS,
+    MOMENTUM,
+    TOLERANCE,
+    attached,
+    batch,
+    group,
+    mask_of,
+    net,
+    same,
+    thin_net,
+    train,
+)
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from pytorch_optimizer import ScheduleFreeSGD
 from torch import Tensor, nn
@@ -26,32 +39,13 @@ from mrreg.masks.mask import NAME
 
 MAKES: dict[str, Callable[..., Optimizer]] = {
     "SGD": partial(SGD, lr=0.1),
-    "momentum": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "AdamW": partial(AdamW, lr=0.01, eps=0.01),
+    "momentum": MOMENTUM,
+    "AdamW": ADAM,
     "AMSGrad": partial(AdamW, lr=0.01, eps=0.01, amsgrad=True, foreach=True),
     "fused": partial(Adam, lr=0.01, eps=0.01, fused=True),
     "RMSprop": partial(RMSprop, lr=0.001, eps=0.1, centered=True, momentum=0.9),
     "schedule-free": partial(ScheduleFreeSGD, lr=0.01, weight_decay=0.01),
 }
-MOMENTUM, ADAM = MAKES["momentum"], MAKES["AdamW"]
-
-
-def attached(make: Callable[..., Optimizer] = ADAM, **options: Any) -> tuple[nn.Sequential, Optimizer]:
-    model = thin_net(**options)
-    optimizer = make(model.parameters())
-    mrreg.attach(optimizer, model)
-    return model, optimizer
-
-
-def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
-    for t in steps:
-        optimizer.zero_grad()
-        loss_of(model(batch(t))).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
-def same(model: nn.Module, other: nn.Module, **tolerance: Any) -> None:
-    torch.testing.assert_close(dict(model.state_dict()), dict(other.state_dict()), **(tolerance or TOLERANCE))
 
 
 # what users see
