@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def _small_heap() -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget_precision() -> None:
+    """Accelerate otherwise keeps the one that its process began with."""
+    if state := sys.modules.get("accelerate.state"):
+        state.AcceleratorState._reset_state()
+
+
+@pytest.fixture
+def quick_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audits take no time to time."""
+    monkeypatch.setattr("mrreg.auditing.measure.SECONDS", 0.0)
+    monkeypatch.setattr("mrreg.auditing.measure.LEAST", 1)
 
 
 @pytest.fixture(scope="session")

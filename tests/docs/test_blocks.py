@@ -1,7 +1,6 @@
 """The Python in the README and in the documentation runs as printed, and its commands and names exist."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.documents import PAGES, ROOT, Section, lone_blocks, sections
-from helpers.trainers import CPU_TRAINER, forget_precision
+from helpers.trainers import CPU_TRAINER
 from helpers.transformer_models import Sentences, bert
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -47,13 +46,6 @@ def _names() -> dict[str, Any]:
         "loader": DataLoader(six_batches, batch_size=3),
         "criterion": nn.CrossEntropyLoss(),
     }
-
-
-@pytest.fixture(autouse=True)
-def _forget_precision() -> Iterator[None]:
-    forget_precision()
-    yield
-    forget_precision()
 
 
 @pytest.mark.parametrize("section", [each for each in SECTIONS if each.programs], ids=lambda section: section.name)

@@ -6,25 +6,16 @@ Both use public names only.
 import json
 import re
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.documents import ROOT
-from helpers.trainers import forget_precision
 
 import mrreg
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PUBLIC = {"mrreg", "mrreg.distributed", "mrreg.theory"}
-
-
-@pytest.fixture(autouse=True)
-def _forget_precision() -> Iterator[None]:
-    forget_precision()
-    yield
-    forget_precision()
 
 
 def _only_public(text: str) -> bool:

@@ -1,6 +1,5 @@
 """One training in four loops: by hand, in Accelerate, in Lightning and in the Hugging Face Trainer."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,13 +124,6 @@ def by_hand(options: Options, batches: list[tuple[Tensor, Tensor]], clip_groups:
             run.scheduler.step()
             run.optimizer.zero_grad()
     return run.model
-
-
-def forget_precision() -> None:
-    """Accelerate otherwise keeps the one that its process began with."""
-    state = sys.modules.get("accelerate.state")
-    if state is not None:
-        state.AcceleratorState._reset_state()
 
 
 def accelerate(options: Options, folder: Path, stop: int, resume: bool) -> Net:

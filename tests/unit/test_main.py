@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import mrreg
 from mrreg.__main__ import app
-from mrreg.auditing import measure
 
 NET = f"{__name__}:network"
+pytestmark = pytest.mark.usefixtures("quick_audit")
 
 
 class Words(nn.Module):
@@ -40,12 +40,6 @@ def two_inputs() -> nn.Module:
 
 def words() -> dict[str, Tensor]:
     return {"ids": torch.randint(7, (2, 3))}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
-    monkeypatch.setattr(measure, "LEAST", 1)
 
 
 def run(*arguments: str) -> tuple[int, str, str]:

@@ -15,12 +15,6 @@ WORDS = {"input_ids": torch.randint(60, (2, 6)), "attention_mask": torch.ones(2,
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
-    monkeypatch.setattr(measure, "LEAST", 1)
-
-
 def test_resnet_whose_early_layer_makes_it_go_backward_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SECONDS", 1.0)
     model, images = resnet18(num_classes=3), torch.randn(2, 3, 32, 32)
@@ -34,7 +28,7 @@ def test_resnet_whose_early_layer_makes_it_go_backward_everywhere(monkeypatch: p
     assert early.speedup(10) < report.speedup(10)
 
 
-@pytest.mark.usefixtures("_quick")
+@pytest.mark.usefixtures("quick_audit")
 def test_encoder_with_a_head() -> None:
     model = DistilBertForSequenceClassification(
         DistilBertConfig(n_layers=3, dim=16, hidden_dim=32, n_heads=2, vocab_size=60)
@@ -45,7 +39,7 @@ def test_encoder_with_a_head() -> None:
     assert labelled["reached"] == []
 
 
-@pytest.mark.usefixtures("_quick")
+@pytest.mark.usefixtures("quick_audit")
 def test_head_tied_to_the_embedding() -> None:
     config = BertConfig(num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=2, vocab_size=60)
     model = BertForMaskedLM(config)
@@ -71,7 +65,7 @@ class Checkpointed(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-@pytest.mark.usefixtures("_quick")
+@pytest.mark.usefixtures("quick_audit")
 def test_activation_checkpointing() -> None:
     report = mrreg.audit(Checkpointed(use_reentrant=False), fast="head", example_inputs=torch.randn(3, 4))
     assert report["reached"] == []

@@ -1,6 +1,5 @@
 """Accelerate, Lightning and the Hugging Face Trainer, with their options, do what the loop by hand does."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from helpers.trainers import (
     Options,
     accelerate,
     by_hand,
-    forget_precision,
     lightning,
     same,
     trainer,
@@ -34,13 +32,6 @@ CASES: list[tuple[Any, Options]] = [
     (trainer, Options(masks="mask", **ALL, checkpointing=True)),
 ]
 STOP = 4  # one step into the second cycle
-
-
-@pytest.fixture(autouse=True)
-def _forget_precision() -> Iterator[None]:
-    forget_precision()
-    yield
-    forget_precision()
 
 
 @pytest.mark.parametrize(("use", "options"), CASES, ids=lambda each: getattr(each, "__name__", str(each)))

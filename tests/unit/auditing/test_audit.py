@@ -10,13 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import mrreg
-from mrreg.auditing import measure
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.0)
-    monkeypatch.setattr(measure, "LEAST", 1)
+pytestmark = pytest.mark.usefixtures("quick_audit")
 
 
 def network() -> nn.Sequential:
