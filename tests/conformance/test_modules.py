@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.testing._internal.common_modules import module_db
 
 import mrreg
+from mrreg.module_utils import tensors_in
 
 K = 3
 INFOS: dict[str, Any] = {info.name: info for info in module_db}
@@ -72,7 +73,7 @@ def run(module: nn.Module, given: Any, dtype: torch.dtype = torch.float32) -> li
     """The tensors of one forward on torch's input."""
     args, kwargs = copy.deepcopy((given.forward_input.args, given.forward_input.kwargs))
     args, kwargs = cast(args, dtype), cast(kwargs, dtype)
-    return list(tensors(module(*args, **kwargs)))
+    return list(tensors_in(module(*args, **kwargs)))
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -83,14 +84,6 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, dict):
         return {key: cast(each, dtype) for key, each in value.items()}
     return type(value)(cast(each, dtype) for each in value) if isinstance(value, tuple | list) else value
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from tensors(each)
 
 
 def zeroed(plain: nn.Module, mask: mrreg.MultirateMask) -> nn.Module:
