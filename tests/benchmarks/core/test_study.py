@@ -1,5 +1,6 @@
 """A study: its runs, the search, who gets how many steps, and trainings of scheduled methods."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -180,10 +181,14 @@ def test_the_report_has_rows_claims_and_plots(made: Made, tmp_path: Path) -> Non
     assert [first(claim.values(record)) for claim in less.claims] == [-4.0, 8.0]
 
 
-def test_the_number_of_a_training_may_be_late_or_at_the_best_validation() -> None:
+def test_the_number_of_a_training_may_be_late() -> None:
     assert late({"accuracy": [1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 10.0]}) == {"accuracy": 9.0}
-    curves = {"validation loss": [3.0, 1.0, 2.0], "loss": [4.0, 2.5, 2.0]}
-    assert at_best_validation(curves) == {"validation loss": 1.0, "loss": 2.5}
+
+
+@pytest.mark.parametrize(("name", "best"), [("validation accuracy", 1), ("validation loss", 2)])
+def test_the_number_of_a_training_may_be_at_the_best_validation(name: str, best: int) -> None:
+    curves = {name: [2.0, 3.0, 1.0, math.nan], "loss": [10.0, 20.0, 30.0, 40.0]}
+    assert at_best_validation(curves) == {key: curve[best] for key, curve in curves.items()}
 
 
 def test_a_watched_trial_keeps_the_best_validation_loss_and_no_test_loss(

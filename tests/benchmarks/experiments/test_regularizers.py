@@ -1,6 +1,5 @@
 """Studies of thin training: all methods of a task begin with one network, and differ in what they leave out alone."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from torch import nn
 
 import mrreg
 from benchmarks.core.comparison import Job
-from benchmarks.core.study import at_best_validation
 from benchmarks.data import graphs
 from benchmarks.data.images import Images
 from benchmarks.experiments.regularizers import (
@@ -173,12 +171,6 @@ def test_a_graph_is_averaged_over_neighbours(data: Path) -> None:
     torch.testing.assert_close(dense.sum(1), torch.ones(30))  # of a ring, with each node's own edge
     expected = dense @ model.second((dense @ model.first(found.words)).relu())
     torch.testing.assert_close(model(found.words, torch.arange(30)), expected)
-
-
-@pytest.mark.parametrize(("name", "best"), [("validation accuracy", 1), ("validation loss", 2)])
-def test_a_training_counts_where_validation_is_best(name: str, best: int) -> None:
-    curves = {name: [2.0, 3.0, 1.0, math.nan], "test": [10.0, 20.0, 30.0, 40.0]}
-    assert at_best_validation(curves)["test"] == curves["test"][best]
 
 
 def test_a_share_of_the_labels_is_wrong_and_always_the_same() -> None:
