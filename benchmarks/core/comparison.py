@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
@@ -15,7 +14,7 @@ M = TypeVar("M")
 Options = Mapping[str, Any]
 """Fields of a method, and the values that replace them."""
 
-TUNING = 1000  # the first seed of trials, which share none with the comparison
+TUNING = 1000  # the seed of trials, which the comparison does not use
 
 
 def evenly(steps: int, points: int) -> tuple[int, ...]:
@@ -52,7 +51,6 @@ class Search:
     grid: Mapping[str, Sequence[Options]]
     like: Mapping[str, str] = field(default_factory=dict)  # methods that take what the search has found for another one
     of: str = ""  # a word before the names of trials in the record, where there are several searches
-    seeds: int = 1  # trainings of each
     at: Literal["steps", "seconds"] = "steps"  # trials end at the baseline's steps, or at its seconds
     # how good a trial's result is: more is better
     score: Callable[[Result], float] = lambda result: float(result["validation accuracy"])
@@ -62,9 +60,12 @@ class Search:
         return f"search{' ' * bool(self.of)}{self.of}: {name}, {named(options)}"
 
     def tried(self, record: Record, name: str) -> list[tuple[Options, float]]:
-        """Return what was tried for a method, with the mean score of its trials; only what has run."""
-        found = [(options, record.results(self.trial(name, options)).values()) for options in self.grid.get(name, ())]
-        return [(options, fmean(map(self._score, results))) for options, results in found if results]
+        """Return what was tried for a method, with the score of its trial; only what has run."""
+        return [
+            (options, self._score(result))
+            for options in self.grid.get(name, ())
+            for result in record.results(self.trial(name, options)).values()
+        ]
 
     def _score(self, result: Result) -> float:
         """Return the score, the worst one where numbers are missing since the training has diverged."""

@@ -166,15 +166,13 @@ class Shown:
             facts=lambda record: self.facts(record, name), presets=self.presets, **more,
         )  # fmt: skip
 
-    def sections(self, baseline: str, *, steps: str = "steps", x: str = "step") -> tuple[Section, ...]:
+    def sections(self, baseline: str) -> tuple[Section, ...]:
         """Return the comparison at equal steps, at equal seconds, and the cost of a step over that of the baseline."""
         at_seconds, label = f"{self.metric} at equal seconds", f"training time in steps of {baseline}"
-        curves = Curves(
-            self.methods, f"{self.metric} by time", label if x == "step" else "seconds of training", self.ylabel, x=x
-        )
+        curves = Curves(self.methods, f"{self.metric} by time", label, self.ylabel, x="step")
         costs = f"{self.title}: seconds of a step, {baseline} = 1"
         return (
-            self.section(f"equal {steps}", self.metric),
+            self.section("equal steps", self.metric),
             self.section("equal seconds", at_seconds, curves, AT_SECONDS),
             Section("", costs, rows=self.rows("relative cost"), presets=self.presets),
         )

@@ -101,8 +101,7 @@ class Study(Generic[C, M]):
         costs, search = comparison.costs, comparison.search
         timing = [Run(costs.name, (0,), Task("costs", comparison))] if costs else []
         trials = [
-            Run(search.trial(name, options), (TUNING + seed,), Task("trial", comparison, name, options))
-            for seed in range(search.seeds)
+            Run(search.trial(name, options), (TUNING,), Task("trial", comparison, name, options))
             for name, grid in search.grid.items()
             for options in grid
         ] if search else []  # fmt: skip
