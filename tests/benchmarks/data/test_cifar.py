@@ -2,11 +2,11 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.cifar import write_cifar100
 from PIL import Image
 
 from benchmarks.core.errors import UserError
@@ -34,20 +34,31 @@ def test_images_and_labels_belong_together_in_a_mixed_order(tmp_path: Path) -> N
     assert data.y.bincount().tolist() == [2] * 10
 
 
-def test_torchvisions_own_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("load", "folder", "train", "test", "meta", "key"),
+    [
+        (cifar10, "cifar-10-batches-py", [f"data_batch_{i}" for i in range(1, 6)], "test_batch", "batches.meta", ""),
+        (cifar100, "cifar-100-python", ["train"], "test", "meta", "fine_"),
+    ],
+)
+def test_torchvisions_own_files_are_read(
+    load: Any, folder: str, train: list[str], test: str, meta: str, key: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Although their checksums are not torchvision's own."""
     monkeypatch.setattr("torchvision.datasets.CIFAR10._check_integrity", lambda self: True)
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
-    place = tmp_path / "cifar-10-batches-py"
-    place.mkdir()
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
-        content = {"data": np.arange(3072, dtype=np.uint8)[None], "labels": [3]}
-        (place / name).write_bytes(pickle.dumps(content))
-    (place / "batches.meta").write_bytes(pickle.dumps({"label_names": list(CLASSES)}))
-    data = cifar10(tmp_path)
-    assert data.x.shape == (5, 3, 32, 32)
-    assert data.y.tolist() == [3] * 5
+    (tmp_path / folder).mkdir()
+    for name in (*train, test):
+        content = {"data": np.arange(3 * 3072).reshape(3, 3072).astype(np.uint8), f"{key}labels": [3, 4, 5]}
+        (tmp_path / folder / name).write_bytes(pickle.dumps(content))
+    (tmp_path / folder / meta).write_bytes(pickle.dumps({f"{key}label_names": list(CLASSES)}))
+    data = load(tmp_path)
+    assert data.x.shape == (3 * len(train), 3, 32, 32)
+    assert data.y.tolist() == [3, 4, 5] * len(train)
+    assert data.test_y.tolist() == [3, 4, 5]
     assert data.x[0, 1, 0, 0] == 1024 % 256
-    assert len(cifar10(tmp_path, 2, 1).y) == 2
+    assert len(load(tmp_path, 2, 1).y) == 2
 
 
 def test_missing_data_are_named(tmp_path: Path) -> None:
@@ -58,11 +69,3 @@ def test_missing_data_are_named(tmp_path: Path) -> None:
 def test_other_classes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must hold the folders airplane, automobile"):
         cifar10(folder_of_images(tmp_path, classes=("cat", "mouse")))
-
-
-def test_cifar100_is_read_from_torchvisions_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar100(tmp_path, 3, 2, monkeypatch)
-    found = cifar100(tmp_path, 2)
-    assert found.x.shape == (2, 3, 32, 32)
-    assert found.x[0, 1, 0, 0] == 1024 % 256
-    assert found.y.tolist() == found.test_y.tolist() == [0, 1]

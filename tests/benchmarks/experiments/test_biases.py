@@ -2,17 +2,11 @@
 
 import pytest
 import torch
+from helpers.cifar import images
 from torch import nn
 from torchvision.models import resnet34
 
-from benchmarks.data.images import Images
 from benchmarks.experiments import biases
-
-
-def images(count: int = 6) -> Images:
-    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
-    y = torch.arange(count) % 10
-    return Images(x, y, x, y)
 
 
 def test_paper_preset_is_resnet34_with_the_small_stem() -> None:

@@ -4,17 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from helpers.cifar import images
 
 from benchmarks.data.cifar import normal
-from benchmarks.data.images import Images
 from benchmarks.experiments.patches import data as patches_data
 from benchmarks.experiments.patches.data import Patched, Patterns
-
-
-def images(count: int) -> Images:
-    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
-    y = torch.arange(count) % 10
-    return Images(x, y, x, y)
 
 
 @pytest.fixture

@@ -2,18 +2,11 @@
 
 import pytest
 import torch
+from helpers.cifar import images
 from torch import nn
 
-from benchmarks.data.images import Images
 from benchmarks.experiments.patches import data as patches_data
 from benchmarks.experiments.patches import experiment as patches
-
-
-def patched(count: int) -> patches_data.Patched:
-    x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8)
-    data = Images(x, torch.arange(count) % 10, x, torch.arange(count) % 10)
-    patterns = patches_data.Patterns.draw(torch.Generator().manual_seed(0))
-    return patches_data.training_set(data, patterns, torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("preset", patches.PRESETS)
@@ -24,7 +17,8 @@ def test_copies_are_evaluated_when_they_have_just_been_merged(preset: str) -> No
 
 
 def test_statistics_are_those_of_training_images_alone() -> None:
-    data = patched(40)
+    patterns = patches_data.Patterns.draw(torch.Generator().manual_seed(0))
+    data = patches_data.training_set(images(40), patterns, torch.Generator().manual_seed(0))
     net = nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3072, 10))
     net(torch.full((4, 3, 32, 32), 100.0))  # what came before is forgotten
     patches.fitted(net, data, 30, list)

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cifar import images
 
 from benchmarks.core.comparison import Job
 from benchmarks.core.training import Loop
-from benchmarks.data.images import Images
 from benchmarks.experiments.transfer import experiment
 from benchmarks.experiments.transfer.experiment import (
     CONSTANT,
@@ -35,8 +35,8 @@ ALL = {"fc", "stage3", "stage2", "stage1"}
 @pytest.fixture(autouse=True)
 def _given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven random images, two of them for validation, and a network that is not pretrained."""
-    x, y = torch.randint(0, 256, (11, 3, 32, 32), dtype=torch.uint8), torch.arange(11) % 10
-    monkeypatch.setitem(experiment.DATA, "cifar10", ("CIFAR-10", 10, lambda *_: Images(x, y, x[:5], y[:5])))
+    given = images(11)
+    monkeypatch.setitem(experiment.DATA, "cifar10", ("CIFAR-10", 10, lambda *_: given))
     monkeypatch.setattr("benchmarks.experiments.transfer.models.pretrained", lambda *_: MobileNetV1(10))
 
 
