@@ -1,57 +1,39 @@
 """Trainings that are interrupted, and the process that goes on with them: `python -m helpers.resume FOLDER`."""
 
 import sys
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import mrreg
+from helpers.optimizers import Net, adamw, hybrid, loss, network, sgd
 
 K = 3
 END = 2 * 4 + 3 * 4  # two of the longest cycles in which it is interrupted, and three to go on
 
 
-def network() -> nn.Sequential:
-    torch.manual_seed(3)
-    layers = {"stem": nn.Linear(4, 8), "first": nn.Tanh(), "trunk": nn.Linear(8, 8), "second": nn.Tanh()}
-    return nn.Sequential(OrderedDict(layers | {"head": nn.Linear(8, 2)}))
-
-
-def masked(structure: Any = "weight", **options: Any) -> nn.Module:
-    return mrreg.mask(network(), {"trunk": 0.5, "head": 0.3}, k=K, structure=structure, **options)
+def masked(**share: float) -> nn.Module:
+    return mrreg.mask(network(), share, k=K)
 
 
 def thin() -> nn.Module:
     return mrreg.thin(network(), p=0.5, k=K, example_inputs=torch.ones(2, 4))[0]
 
 
-def slow_stem(model: nn.Module, kind: Any, **options: Any) -> Optimizer:
-    optimizer: Optimizer = kind(mrreg.split(model, slow="stem"), k=K, model=model, **options)
-    return optimizer
-
-
-def three_scales(model: Any) -> Optimizer:
-    """AdamW, SGD with momentum, plain SGD, at periods 1, 2 and 4."""
-    parts = (
-        (AdamW(model.head.parameters(), lr=0.01), 1),
-        (SGD(model.trunk.parameters(), lr=0.1, momentum=0.9), 2),
-        (SGD(model.stem.parameters(), lr=0.1), 4),
-    )
-    return mrreg.Multirate(parts, model=model)
-
-
-def langevin(model: Any) -> Optimizer:
+def langevin(net: Net) -> Optimizer:
     """Noise in both parts."""
-    rest = [*model.trunk.parameters(), *model.head.parameters()]
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "temperature": 1e-3}
-    parts = (mrreg.LangevinSGD(rest, **options, seed=5), 1), (mrreg.LangevinSGD(model.stem.parameters(), **options), K)
-    return mrreg.Multirate(parts, model=model)
+    fast, slow = (
+        mrreg.LangevinSGD(net.head.parameters(), **options, seed=5),
+        mrreg.LangevinSGD(net.trunk.parameters(), **options),
+    )
+    return mrreg.Multirate([(fast, 1), (slow, K)], model=net)
 
 
 class LongerPeriods:
@@ -89,10 +71,7 @@ class Run:
     def train(self, steps: Iterable[int]) -> None:
         """The loop of a user."""
         for t in steps:
-            generator = torch.Generator().manual_seed(t)
-            x, y = torch.randn(8, 4, generator=generator), torch.randn(8, 2, generator=generator)
-            loss: Tensor = (self.model(x) - y).square().mean()
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss(self.model, t))
             for part in self.parts.values():  # the optimizer first
                 part.step()
             self.optimizer.zero_grad()
@@ -115,15 +94,18 @@ class Run:
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Optimizer]]] = {
-    "masks, SGD": (masked, lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)),
+    "masks, SGD": (
+        partial(masked, trunk=0.5, head=0.3),
+        lambda m: SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01),
+    ),
     "thin, AdamW": (thin, lambda m: AdamW(m.parameters(), lr=0.01, amsgrad=True)),
-    "MultirateSGD": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9, weight_decay=0.01)),
-    "Algorithm 2": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9, drift=False)),
-    "mean gradient": (network, lambda m: slow_stem(m, mrreg.MultirateAdamW, lr=0.01, gradient="mean")),
-    "three scales, hybrid": (network, three_scales),
+    "MultirateSGD": (network, partial(sgd, weight_decay=0.01)),
+    "Algorithm 2": (network, partial(sgd, drift=False)),
+    "mean gradient": (network, partial(adamw, gradient="mean")),
+    "three scales, hybrid": (network, hybrid),
     "Langevin": (network, langevin),
-    "periods": (network, lambda m: slow_stem(m, mrreg.MultirateSGD, lr=0.1, momentum=0.9)),
-    "masks and MultirateAdamW": (masked, lambda m: slow_stem(m, mrreg.MultirateAdamW, lr=0.01)),
+    "periods": (network, sgd),
+    "masks and MultirateAdamW": (partial(masked, head=0.5), adamw),
 }
 
 

@@ -73,7 +73,7 @@ def test_size_of_the_saved_state(name: str) -> None:
     run = Run(name)
     run.train(range(5))
     sizes = {n: p.numel() for n, p in run.model.named_parameters()}
-    slow, (buffers, more) = sum(size for n, size in sizes.items() if n.startswith("stem")), SIZES[name]
+    slow, (buffers, more) = sum(size for n, size in sizes.items() if n.startswith("trunk")), SIZES[name]
     saved = [v for own in run.optimizer.state_dict()["state"].values() for v in own.values() if isinstance(v, Tensor)]
     assert sum(v.numel() for v in run.model.state_dict().values()) == sum(sizes.values())
     assert sum(v.numel() for v in saved if v.dim() > 0) == buffers * sum(sizes.values()) + more * slow
