@@ -95,10 +95,15 @@ def equal_to_one_process(
         handle.remove()
 
 
-def head(net: nn.Module) -> nn.Module:
+def layers(net: nn.Module) -> nn.Sequential:
+    """What a wrapper holds."""
     inner = net.module if isinstance(net, DistributedDataParallel) else net
     assert isinstance(inner, nn.Sequential)
-    return inner[-1]
+    return inner
+
+
+def head(net: nn.Module) -> nn.Module:
+    return layers(net)[-1]
 
 
 def sgd(net: nn.Module) -> Optimizer:
@@ -118,13 +123,11 @@ def mean(net: nn.Module) -> Optimizer:
 
 
 def three(net: nn.Module) -> Optimizer:
-    inner = net.module if isinstance(net, DistributedDataParallel) else net
-    assert isinstance(inner, nn.Sequential)
     return mrreg.Multirate(
         [
-            (torch.optim.AdamW(inner[-1].parameters(), lr=0.01), 1),
-            (torch.optim.SGD(inner[2].parameters(), lr=0.1), 2),
-            (torch.optim.RMSprop(inner[0].parameters(), lr=0.01, momentum=0.5), 4),
+            (torch.optim.AdamW(head(net).parameters(), lr=0.01), 1),
+            (torch.optim.SGD(layers(net)[2].parameters(), lr=0.1), 2),
+            (torch.optim.RMSprop(layers(net)[0].parameters(), lr=0.01, momentum=0.5), 4),
         ],
         model=net,
     )
@@ -151,9 +154,7 @@ PLAIN: tuple[Make, ...] = (
 
 def masked_and_multirate(net: nn.Module) -> Optimizer:
     """The layers with masks are fast."""
-    inner = net.module if isinstance(net, DistributedDataParallel) else net
-    assert isinstance(inner, nn.Sequential)
-    return mrreg.MultirateSGD(mrreg.split(net, slow=inner[0]), lr=0.1, k=2, momentum=0.9, model=net)
+    return mrreg.MultirateSGD(mrreg.split(net, slow=layers(net)[0]), lr=0.1, k=2, momentum=0.9, model=net)
 
 
 def sharded(net: nn.Sequential, single: bool = False, mesh: tuple[int, ...] = (2,)) -> nn.Sequential:
