@@ -10,6 +10,7 @@ import torch
 from helpers.architectures import Case, double
 from helpers.thin import TOLERANCE, mask_of
 from helpers.thin_oracle import LiteralTraining, Make, call, kept_units, loss_of
+from helpers.transformer_models import bert
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
@@ -79,17 +80,6 @@ def encoder(**options: Any) -> tuple[nn.Module, Any]:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(3, 4, 8)
 
 
-def bert() -> tuple[nn.Module, Any]:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.BertConfig(vocab_size=50, **sizes, hidden_dropout_prob=0.25, num_labels=3)
-    model = transformers.BertForSequenceClassification(config)
-    for name, p in model.named_parameters():
-        if "dense.weight" in name or name.startswith("classifier"):
-            nn.init.normal_(p)  # not so small that rounding hides a mask
-    return model, {"input_ids": torch.randint(50, (4, 6))}
-
-
 LAYER = {
     "dropout1": ("self_attn.out_proj", "output"),
     "dropout": ("linear1", "hidden"),
@@ -104,12 +94,13 @@ CASES: dict[str, tuple[Build, dict[str, dict[str, str]]]] = {
         convolutions,
         {"3": {"0": "channels"}, "6": {"4": "channels"}, "10": {"8": "hidden"}},
     ),
-    "tagger": (lambda: (Tagger(), torch.randint(20, (4, 7))), {}),
-    "language model": (lambda: (Language(), torch.randint(20, (4, 5))), {}),
+    "tagger": (lambda: (Tagger(), torch.randint(20, (4, 7))), {"drop": {"embed": "hidden", "out": "input"}}),
+    "language model": (
+        lambda: (Language(), torch.randint(20, (4, 5))),
+        {"drop": dict.fromkeys(["words", "places", "proj", "down"], "output")},
+    ),
     "encoder": (partial(encoder, norm_first=True), ENCODER),
 }
-CASES["tagger"][1].update({"drop": {"embed": "hidden", "out": "input"}})
-CASES["language model"][1].update({"drop": dict.fromkeys(["words", "places", "proj", "down"], "output")})
 
 
 def doubled(build: Build) -> Case:
@@ -188,8 +179,8 @@ def test_a_masked_step_computes_less_and_options_reach_the_mask() -> None:
 
 
 def test_hugging_faces_bert() -> None:
-    model, inputs = bert()
-    _, report = mrreg.swap_dropout(model, example_inputs=inputs)
+    inputs = {"input_ids": torch.randint(32, (4, 6))}
+    _, report = mrreg.swap_dropout(bert(hidden_dropout_prob=0.25), example_inputs=inputs)
     assert {path: swap.masks for path, swap in report.items() if swap.replaced} == {
         **{
             f"bert.encoder.layer.{i}.{part}.dropout": {f"bert.encoder.layer.{i}.{part}.dense": "output"}
