@@ -90,6 +90,18 @@ ADAMW = [
 CASES = [(sgd, *case) for case in ANY + SGD] + [(adamw, *case) for case in ADAMW]
 
 
+def refused(optimizer: torch.optim.Optimizer, damage: Damage, says: str) -> None:
+    """A damaged state is refused with what differs, and the optimizer is what it was."""
+    saved = copy.deepcopy(optimizer.state_dict())
+    damage(saved)
+    before = repr(optimizer.state_dict())
+    with pytest.raises((ValueError, TypeError)) as raised:
+        optimizer.load_state_dict(saved)
+    assert says in str(raised.value)
+    assert f"{type(optimizer).__name__}.load_state_dict: " in str(raised.value)
+    assert repr(optimizer.state_dict()) == before
+
+
 @pytest.mark.parametrize(
     ("make", "damage", "says"),
     [pytest.param(make, damage, says, id=f"{make.__name__}: {name}") for make, name, damage, says in CASES],
@@ -99,14 +111,7 @@ def test_multirate(make: Make, damage: Damage, says: str) -> None:
     optimizer, untouched = make(net), make(twin)
     train(net, optimizer, range(2))
     train(twin, untouched, range(2))
-    saved = copy.deepcopy(optimizer.state_dict())
-    damage(saved)
-    before = repr(optimizer.state_dict())
-    with pytest.raises((ValueError, TypeError)) as raised:
-        optimizer.load_state_dict(saved)
-    assert says in str(raised.value)
-    assert f"{type(optimizer).__name__}.load_state_dict: " in str(raised.value)
-    assert repr(optimizer.state_dict()) == before
+    refused(optimizer, damage, says)
     train(net, optimizer, range(2, 8))
     train(twin, untouched, range(2, 8))
     assert same(net, twin)
@@ -153,13 +158,7 @@ MASKS: list[tuple[Damage, str]] = [
 @pytest.mark.parametrize(("damage", "says"), MASKS)
 def test_masks(damage: Damage, says: str) -> None:
     (model, optimizer), (twin, other) = masked(), masked()
-    saved = copy.deepcopy(optimizer.state_dict())
-    damage(saved)
-    before = repr(optimizer.state_dict())
-    with pytest.raises((ValueError, TypeError)) as raised:
-        optimizer.load_state_dict(saved)
-    assert f"AdamW.load_state_dict: {says}" in str(raised.value)
-    assert repr(optimizer.state_dict()) == before
+    refused(optimizer, damage, says)
     mask_cases.train(model, optimizer, range(4, 9))
     mask_cases.train(twin, other, range(4, 9))
     assert mask_cases.same_bits(model, twin)
