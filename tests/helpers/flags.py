@@ -19,10 +19,6 @@ def flags(net: nn.Module) -> list[bool]:
     return [p.requires_grad for p in net.parameters()]
 
 
-def bits(a: nn.Module, b: nn.Module) -> bool:
-    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-
-
 def undisturbed(steps: int = STEPS) -> Net:
     """The network after a training between whose steps nobody does anything."""
     net = network()

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from helpers.flags import LOOKERS, LOOPS, K, accumulated, bits, flags
-from helpers.optimizers import Net, loss, network, sgd
+from helpers.flags import LOOKERS, LOOPS, K, accumulated, flags
+from helpers.optimizers import Net, loss, network, same, sgd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,4 +27,4 @@ def test_any_sequence_of_events(steps: list[tuple[list[Act], Loop]]) -> None:
             (loss(twin, t) / parts).backward()  # type: ignore[no-untyped-call]
         other.step()
         other.zero_grad()
-        assert bits(net, twin)
+        assert same(net, twin)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.flags import STEPS, K, bits, expected_gradients, flags, gradients, undisturbed
-from helpers.optimizers import Net, hybrid, loss, network, sgd, train
+from helpers.flags import STEPS, K, expected_gradients, flags, gradients, undisturbed
+from helpers.optimizers import Net, hybrid, loss, network, same, sgd, train
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -45,7 +45,7 @@ def test_several_scales_and_a_model_in_evaluation_mode() -> None:
         optimizer.zero_grad()
         train(twin, other, range(t, t + 1))
         assert all(flags(net))
-        assert bits(net, twin)
+        assert same(net, twin)
 
 
 class TestTheUser:
@@ -120,7 +120,7 @@ class TestTheUser:
         assert all(flags(net))
         optimizer.zero_grad()
         train(net, optimizer, range(1, STEPS))
-        assert bits(net, undisturbed())
+        assert same(net, undisturbed())
 
     def test_parameters_die_with_model_and_optimizer(self) -> None:
         net: Any = network()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.flags import STEPS, K, bits, expected_gradients, flags, gradients, undisturbed
-from helpers.optimizers import loss, network, sgd, train
+from helpers.flags import STEPS, K, expected_gradients, flags, gradients, undisturbed
+from helpers.optimizers import loss, network, same, sgd, train
 from torch import nn
 
 import mrreg
@@ -63,7 +63,7 @@ class TestUnseen:
                 optimizer.step()
             optimizer.zero_grad()
             assert all(flags(net))
-        assert bits(net, undisturbed())
+        assert same(net, undisturbed())
 
     def test_nothing_to_switch_nothing_to_warn_of(self) -> None:
         for options in ({"k": 1}, {"gradient": "mean"}):
@@ -97,7 +97,7 @@ class TestUnseen:
             optimizer.zero_grad()
             assert all(flags(net))
         assert counter.frame_count == 2
-        assert bits(net, undisturbed())
+        assert same(net, undisturbed())
 
 
 class TestCopies:
@@ -116,7 +116,7 @@ class TestCopies:
         with pytest.warns(mrreg.NoEffectWarning, match="and in a copy of an optimizer"):
             train(twin, other, range(2, STEPS))
         train(net, optimizer, range(2, STEPS))
-        assert bits(net, twin)
+        assert same(net, twin)
 
     def test_a_pickled_model_needs_no_mrreg(self) -> None:
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
