@@ -8,11 +8,9 @@ from benchmarks.core.sections import Bars, Claim, Curves, Paper, Row, Section, g
 ACCURACY = {"SGD": [90.0, 91.0, 92.0], "masks": [92.0, 93.1, 93.9]}
 
 
-def record(
-    preset: str = "paper", accuracy: dict[str, list[float]] = ACCURACY, benchmark: str = "mnist", total: int = 6
-) -> Record:
+def record(preset: str = "paper", accuracy: dict[str, list[float]] = ACCURACY, benchmark: str = "mnist") -> Record:
     """Return a record with one number and one curve for each method and seed."""
-    made = Record(benchmark, preset, {}, "cpu: test", 2, {"torch": "2", "mrreg": "0"}, total)
+    made = Record(benchmark, preset, {}, "cpu: test", 2, {"torch": "2", "mrreg": "0"}, 6)
     for method, values in accuracy.items():
         for seed, value in enumerate(values):
             curve = [value - 2, value - 1, value]

@@ -18,11 +18,12 @@ from mrreg.thinning.paths import NoDropout
 Make = Callable[[Any], Optimizer]
 
 
-def kept_units(groups: Sequence[UnitGroup], cycle: int, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
+def kept_units(groups: Sequence[UnitGroup], cycle: int) -> dict[str, Tensor]:
     """Indices of the units of each group that a cycle keeps."""
     cpu = torch.device("cpu")
-    keys = {group: (seed, index, cycle) for index, group in enumerate(groups, first)}
-    return {group.name: draw_kept(key, group.kept, group.units, cpu) for group, key in keys.items()}
+    return {
+        group.name: draw_kept((0, index, cycle), group.kept, group.units, cpu) for index, group in enumerate(groups)
+    }
 
 
 def absent_entries(model: nn.Module, groups: Sequence[UnitGroup], cycle: int) -> dict[str, Tensor]:

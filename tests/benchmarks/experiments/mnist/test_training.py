@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mrreg
-from benchmarks.core.training import Loop, Plan, fit
+from benchmarks.core.training import Plan, fit
 from benchmarks.data.images import Images
 from benchmarks.data.mnist import CLASSES
 from benchmarks.experiments.mnist.training import LR, ORDER_STREAM, DropWeights, Method, begin, network
@@ -29,10 +29,6 @@ def digits() -> Images:
     return Images(torch.randn(42, 6), torch.arange(42) % CLASSES, torch.randn(30, 6), torch.arange(30) % CLASSES)
 
 
-def begun(method: Method, digits: Images, seed: int = 7) -> Loop:
-    return begin(method, digits, seed, 16, SIZES[1], momentum=0.9)
-
-
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_training_is_the_plain_loop(method: Method, digits: Images) -> None:
     model = network(method, 7, SIZES)
@@ -47,7 +43,7 @@ def test_training_is_the_plain_loop(method: Method, digits: Images) -> None:
             optimizer.zero_grad()
             F.cross_entropy(model(digits.x[index]), digits.y[index]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-    loop = begun(method, digits)
+    loop = begin(method, digits, 7, 16, SIZES[1], momentum=0.9)
     fit(loop, Plan([6], ["test"]), torch.device("cpu"))
     for mine, theirs in zip(loop.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)

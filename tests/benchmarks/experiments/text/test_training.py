@@ -14,13 +14,6 @@ def net() -> Classifier:
     return text_model.encoder("tiny", 2)
 
 
-def texts(count: int = 12) -> Texts:
-    length = torch.arange(count) % 4 + 1
-    y = torch.arange(count) % 2
-    ids = torch.where(torch.arange(4) < length[:, None], 3 + y[:, None], 0)
-    return Texts(ids, length, y)
-
-
 def test_parts_grow_from_the_head_to_everything(net: Classifier) -> None:
     counts = [len(net.parameters_of(name)) for name in ("head", "last 1", "half", "last 2", "layers", "all")]
     assert counts == [2, 18, 18, 34, 34, len(list(net.parameters()))]
@@ -35,7 +28,9 @@ def test_padding_does_not_change_the_logits(net: Classifier) -> None:
 
 
 def test_texts_are_evaluated_by_length_each_once() -> None:
-    drawn = list(by_length(texts(200)))
+    length = torch.arange(200) % 4 + 1
+    ids = torch.where(torch.arange(4) < length[:, None], 3, 0)
+    drawn = list(by_length(Texts(ids, length, length % 2)))
     lengths = [int(n) for _, mask, _ in drawn for n in mask.sum(1)]
-    assert lengths == sorted(texts(200).length.tolist())
+    assert lengths == sorted(length.tolist())
     assert all(mask.shape[1] == int(mask.sum(1).max()) for _, mask, _ in drawn)

@@ -40,9 +40,9 @@ def _given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.experiments.transfer.models.pretrained", lambda *_: MobileNetV1(10))
 
 
-def begin(method: str, variant: str = CONSTANT, *, steps: int = 6, seed: int = 0) -> Loop:
+def begin(method: str, variant: str = CONSTANT, steps: int = 6) -> Loop:
     job = Job("compare", steps, (MOBILENET, VARIANTS[variant]), torch.device("cpu"), None, method)
-    return experiment.build(CONFIG, METHODS[method], seed, job)
+    return experiment.build(CONFIG, METHODS[method], 0, job)
 
 
 def rate(group: dict[str, Any]) -> float:
