@@ -1,6 +1,6 @@
 """Small thin models for the tests, with groups made by hand, and their training."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,19 @@ def net(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(0)
     first = [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()]
     return nn.Sequential(*first, nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
+
+
+class Watched(nn.Sequential):
+    """Calls a function in the middle of its forward."""
+
+    inside: Callable[[], None] = staticmethod(lambda: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, layer in enumerate(self):
+            x = layer(x)
+            if place == 3:
+                self.inside()
+        return x
 
 
 BATCH_NORM = [("1.weight", 0), ("1.bias", 0), ("1.running_mean", 0), ("1.running_var", 0)]

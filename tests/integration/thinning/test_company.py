@@ -1,12 +1,25 @@
 """Thin models beside averages, mixed precision, clipping, slow parts, compilation, copies and threads."""
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from helpers.thin import ADAM, GROUPS, MOMENTUM, TOLERANCE, attached, batch, mask_of, net, same, thin_net, train
+from helpers.thin import (
+    ADAM,
+    GROUPS,
+    MOMENTUM,
+    TOLERANCE,
+    Watched,
+    attached,
+    batch,
+    mask_of,
+    net,
+    same,
+    thin_net,
+    train,
+)
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -153,43 +166,30 @@ def test_copies_train_on_their_own_in_threads() -> None:
     for each, its in zip(copies, optimizers, strict=True):
         its.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         mrreg.attach(its, each)
-    threads = [
-        threading.Thread(target=train, args=(each, its, range(1, 6)))
-        for each, its in zip(copies, optimizers, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(train, copies, optimizers, [range(1, 6)] * 4))
     train(model, optimizer, range(1, 6))
     for each in copies:
         same(each, model, rtol=0, atol=0)
 
 
-class Paused(nn.Sequential):
-    """Lets a test look from another thread in the middle of its forward."""
-
-    seen: dict[str, Any]
-
-    def forward(self, x: Tensor) -> Tensor:
-        for place, layer in enumerate(self):
-            x = layer(x)
-            if place == 3 and "look" in vars(self):
-                thread = threading.Thread(target=self.look)  # type: ignore[arg-type]
-                thread.start()
-                thread.join()
-        return x
-
-
 def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
-    model = Paused(*net())
+    model = Watched(*net())
     model, _ = mrreg.thin(model, p=0.5, k=K, example_inputs=batch(0))
     optimizer = MOMENTUM(model.parameters())
     mrreg.attach(optimizer, model)
     train(model, optimizer, [0])
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def saved() -> Any:
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def look() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(saved).result())
+
     seen: list[Any] = []
-    vars(model)["look"] = lambda: seen.append(copy.deepcopy((model.state_dict(), optimizer.state_dict())))
+    before = saved()
+    model.inside = look
     model(batch(1))
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):  # on their way
         assert seen[0][0].pop(name).shape == before[0].pop(name).shape

@@ -2,8 +2,8 @@
 
 import copy
 import inspect
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from helpers.thin import (
     GROUPS,
     MOMENTUM,
     TOLERANCE,
+    Watched,
     attached,
     batch,
     group,
@@ -149,19 +150,6 @@ def test_absent_nan_is_never_read_and_gets_no_gradient() -> None:
             assert not grad[gone].any()
 
 
-class Watched(nn.Sequential):
-    """Calls a function in the middle of its forward."""
-
-    inside: Callable[[], None] = staticmethod(lambda: None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for place, layer in enumerate(self):
-            x = layer(x)
-            if place == 3:
-                self.inside()
-        return x
-
-
 def watched() -> tuple[Watched, Optimizer]:
     model = install(Watched(*net()), GROUPS, [AttributeOverride("3", "out_features", 5)], k=3)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -184,9 +172,8 @@ def test_others_see_whole_tensors_during_a_masked_forward_and_after_one_that_fai
         assert model[3].out_features == 5
         assert {name: value.shape for name, value in model.state_dict().items()} == shapes
         assert {name: value.shape for name, value in copy.deepcopy(model).state_dict().items()} == shapes
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(elsewhere).result()
         plain.load_state_dict(model.state_dict())
         assert torch.equal(plain[0].weight, before)
         with pytest.raises(RuntimeError, match="inside its own masked forward the module is called in evaluation mode"):
@@ -251,17 +238,11 @@ def test_functional_call_leaves_the_tensors_that_it_was_given_as_they_are(groups
 
 def test_forwards_of_two_threads_take_turns() -> None:
     model, _ = watched()
-    expected, found = [model(batch(t)) for t in range(8)], {}
-
-    def run(t: int) -> None:
-        found[t] = model(batch(t))
-
-    threads = [threading.Thread(target=run, args=(t,)) for t in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(found[t], expected[t]) for t in range(8))
+    batches = [batch(t) for t in range(8)]
+    expected = list(map(model, batches))
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(model, batches))
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
 class Optional(nn.Module):
