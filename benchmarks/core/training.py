@@ -86,6 +86,11 @@ def shuffled(count: int, size: int, *, short: bool = True) -> Callable[[torch.Ge
     return order
 
 
+def drawn_batches(x: Tensor, y: Tensor, size: int, generator: torch.Generator) -> Batches:
+    """Return batches of examples and their labels without end; a short last one of an epoch is left out."""
+    return Batches(shuffled(len(y), size, short=False), lambda index: (x[index], y[index]), generator)
+
+
 @torch.no_grad()
 def accuracy(
     model: nn.Module, batches: Iterable[Batch], decide: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1)

@@ -21,8 +21,7 @@ from benchmarks.core.comparison import Comparison, Costs, Job, Options, Search, 
 from benchmarks.core.runner import Benchmark
 from benchmarks.core.sections import Curves, Shown
 from benchmarks.core.study import Study
-from benchmarks.core.training import Batches, Loop, shuffled
-from benchmarks.data.images import Images
+from benchmarks.core.training import Loop, drawn_batches
 from benchmarks.data.mnist import CLASSES, load
 from benchmarks.experiments import regularizers, spiral
 from benchmarks.experiments.thin import mnist
@@ -73,7 +72,8 @@ def comparisons(config: Config) -> list[Comparison[Method]]:
 def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
     """Return the training of a pretrained network on its own draw of upright digits."""
     digits = load("digits", None)
-    train, held_out = digits.without_last(HELD_OUT), digits.validation(HELD_OUT)
+    few = digits.without_last(HELD_OUT).drawn(config.images, torch.Generator().manual_seed(seed))
+    held_out = digits.validation(HELD_OUT)
     model = network(config.width)
     model.load_state_dict(pretrained(seed, config.images, config.width, config.pretraining))
     fast = LAYERS[-method.fast :]
@@ -84,21 +84,7 @@ def build(config: Config, method: Method, seed: int, job: Job) -> Loop:
     else:
         optimizer = mrreg.MultirateSGD(model, lr=method.lr, k=method.k, fast=list(fast))
     splits = {"validation": lambda: held_out.held_out(HELD_OUT), "test": lambda: digits.held_out(1000)}
-    return Loop(model, optimizer, _batches(train, order(seed, train)[: config.images], seed), splits)
-
-
-def order(seed: int, digits: Images) -> Tensor:
-    """Return the images in the order of a seed: the first are fine-tuned on, the rest are for pretraining."""
-    return torch.randperm(len(digits.y), generator=torch.Generator().manual_seed(seed))
-
-
-def _batches(digits: Images, chosen: Tensor, seed: int, *, transposed: bool = False) -> Batches:
-    x = digits.x.view(-1, 8, 8).mT.flatten(1) if transposed else digits.x
-    return Batches(
-        shuffled(len(chosen), 50, short=False),
-        lambda index: (x[chosen[index]], digits.y[chosen[index]]),
-        torch.Generator().manual_seed(seed),
-    )
+    return Loop(model, optimizer, drawn_batches(few.x, few.y, 50, torch.Generator().manual_seed(seed)), splits)
 
 
 def network(width: int) -> nn.Sequential:
@@ -110,9 +96,11 @@ def network(width: int) -> nn.Sequential:
 def pretrained(seed: int, images: int, width: int, steps: int) -> Mapping[str, Tensor]:
     """Return the weights after training on those digits of a seed that it is not fine-tuned on, transposed."""
     digits = load("digits", None).without_last(HELD_OUT)
+    rest = torch.randperm(len(digits.y), generator=torch.Generator().manual_seed(seed))[images:]  # none that are drawn
+    transposed = digits.x.view(-1, 8, 8).mT.flatten(1)
     torch.manual_seed(seed)
     model = network(width)
-    batches = _batches(digits, order(seed, digits)[images:], seed, transposed=True)
+    batches = drawn_batches(transposed[rest], digits.y[rest], 50, torch.Generator().manual_seed(seed))
     loop = Loop(model, torch.optim.SGD(model.parameters(), lr=0.2), batches)
     for _ in range(steps):
         loop.step()

@@ -19,7 +19,7 @@ import mrreg
 from benchmarks.core.comparison import Comparison, Job
 from benchmarks.core.sections import Claim, Curves, Section, Shown, gain, rows
 from benchmarks.core.study import Study
-from benchmarks.core.training import Batch, Batches, Loop, accuracy, shuffled
+from benchmarks.core.training import Batch, Loop, accuracy, drawn_batches
 
 TURNS, RADIUS, POWER, NOISE = 4, 2.0, 0.5, 0.02
 WIDTH, BATCH = 100, 25
@@ -102,7 +102,7 @@ def build(config: SpiralConfig, method: Callable[[nn.Module], Optimizer], seed: 
     x, y = (part.to(job.device) for part in spirals(config.train, generator))
     test: list[Batch] = [tuple(part.to(job.device) for part in spirals(config.test, generator))]
     net = network(seed).to(job.device)
-    batches = Batches(shuffled(len(y), BATCH, short=False), lambda index: (x[index], y[index]), generator)
+    batches = drawn_batches(x, y, BATCH, generator)
     right = partial(accuracy, decide=lambda logits: (logits > 0).float())
     fitted: list[Batch] = [(x, y)]
     splits = {"test": lambda: test, "fitted": lambda: fitted}

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from benchmarks.core.comparison import Job
-from benchmarks.core.training import Batches, Loop, shuffled
+from benchmarks.core.training import Loop, drawn_batches
 from benchmarks.data.cifar import cifar10, normal
 from benchmarks.data.images import Images
 
@@ -34,11 +34,7 @@ def drawn(
     data = data.to(job.device)
     count, validation, batch = sizes
     train = data.without_last(validation).drawn(count, torch.Generator().manual_seed(seed))
-    batches = Batches(
-        shuffled(len(train.y), batch, short=False),
-        lambda index: (train.x[index], train.y[index]),
-        torch.Generator().manual_seed(ORDER_STREAM + seed),
-    )
+    batches = drawn_batches(train.x, train.y, batch, torch.Generator().manual_seed(ORDER_STREAM + seed))
     splits = {"validation": partial(data.validation(validation).held_out, CHUNK), "test": partial(data.held_out, CHUNK)}
     return Loop(model, optimizer, batches, splits)
 
