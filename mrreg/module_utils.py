@@ -1,14 +1,21 @@
-"""Dotted names in a model (its own is empty), tensors in nested values, modules whose attributes hooks compute."""
+"""Dotted names in a model (its own is empty), tensors in nested values, attributes that hooks compute, training."""
 
+import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from traceback import walk_stack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mrreg.errors import check, invalid_state, quoted
+
+before_all_steps = functools.cache(register_optimizer_step_pre_hook)  # of any optimizer; a hook is registered once
 
 
 def join(path: str, name: str) -> str:
@@ -69,3 +76,11 @@ def rebuild_attributes(modules: Iterable[nn.Module]) -> None:
                 training, inner.training = inner.training, False  # else a spectral norm iterates
                 hook(inner, ())
                 inner.training = training
+
+
+def may_be_differentiated() -> bool:
+    """Return False without gradients, but not in a reentrant checkpoint, whose backward pass runs the forward again."""
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return True
+    frames = () if torch.compiler.is_compiling() else walk_stack(None)
+    return any(isinstance(frame.f_locals.get("ctx"), FunctionCtx) for frame, _ in frames)

@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import chain
+from traceback import walk_stack
 from typing import Any, cast
 
 import torch
@@ -29,6 +30,7 @@ from mrreg.masks.mask import Mask
 from mrreg.masks.optimizers import WHERE, leaves
 from mrreg.masks.step import Call, Leaf, with_closure
 from mrreg.masks.tensors import MaskedTensor
+from mrreg.module_utils import before_all_steps
 
 
 class MaskStepHooks:
@@ -39,7 +41,7 @@ class MaskStepHooks:
         self.masks: list[Mask] = []
         self.roots: list[nn.Module] = []  # what a mask knows weakly
         self.timer = StepTimer()
-        self._running, self._steps = False, 0  # from the hook before a step to the one after it; the number of steps
+        self._steps = 0  # the number of steps
         self._leaves: dict[int, Leaf] = {}
         self._inside: list[Leaf] = []  # those in this step
         self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
@@ -49,6 +51,7 @@ class MaskStepHooks:
 
     def register(self, optimizer: Optimizer) -> None:
         """Put the hooks on the optimizer."""
+        before_all_steps(_come_last)
         add, hooks = self.handles.append, cast("Any", optimizer)
         add(post := optimizer.register_step_post_hook(self._after))
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
@@ -58,9 +61,11 @@ class MaskStepHooks:
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
 
     def stop(self) -> None:
-        """Leave the optimizer and the masks without a trace."""
-        for handle in self.handles:
-            handle.remove()
+        """Leave the optimizer and the masks without a trace; a second call does nothing."""
+        if not self.handles:
+            return
+        while self.handles:
+            self.handles.pop().remove()
         optimizer = self.optimizer()
         if optimizer is not None:
             self._abandon(optimizer)
@@ -99,15 +104,11 @@ class MaskStepHooks:
     @_disable_dynamo
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Let the optimizer see what is present alone, or remember what a joint step moves from."""
-        inside = [*(leaf.parameter for leaf in self._inside), *(p for p, _ in self._aside)]
-        if inside and all(p.grad is None for p in inside):
-            return None  # the step inside that of a subclass, which calls super().step()
+        if _is_inner(optimizer):
+            return None
         self._abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
-        self._running = True
         self._steps += 1
-        last = next(reversed(optimizer._optimizer_step_pre_hooks)) == self.handles[1].id
-        # a later hook or a closure may still write gradients: entries are gathered after it
-        late = not last or any(map(callable, chain(args[1:], kwargs.values())))
+        late = any(map(callable, chain(args[1:], kwargs.values())))  # a closure writes gradients: gathered after it
         held = []
         for tensor, p, mask in self._absent(optimizer):
             if mask.masking:
@@ -178,13 +179,11 @@ class MaskStepHooks:
     @_disable_dynamo
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Put back what was held in a step, boost what is slow, and move the clock."""
-        if not self._running:
-            return  # a subclass that calls super().step(): the step inside it was this one
-        self._running = False
+        if _is_inner(optimizer):
+            return
         self._end(optimizer)
         for mask in self.masks:
             mask.warn_if_unused()
-        optimizer._optimizer_step_pre_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         if not _is_step(optimizer):
             return
         device = optimizer.param_groups[0]["params"][0].device
@@ -194,6 +193,21 @@ class MaskStepHooks:
         if any(g.kept < g.units and not g.keeps_shape for mask in self.masks for g in mask.groups):
             self.timer.compare()
         self.timer.begin(device)
+
+
+@_disable_dynamo
+def _come_last(optimizer: Optimizer, *_: Any) -> None:
+    """Let other hooks of the optimizer, which may write gradients, run before that which gathers them."""
+    hooks: Any = optimizer._optimizer_step_pre_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), MaskStepHooks)]:
+        hooks.move_to_end(key)
+
+
+def _is_inner(optimizer: Optimizer) -> bool:
+    """Tell if a step is a part of the optimizer's own, as where a subclass does more and calls super().step()."""
+    file = Optimizer.profile_hook_step.__code__.co_filename  # of the wrapper that calls hooks
+    steps = (f for f, _ in walk_stack(None) if f.f_code.co_name == "wrapper" and f.f_code.co_filename == file)
+    return sum(frame.f_locals.get("self") is optimizer for frame in steps) > 1
 
 
 def _is_step(optimizer: Optimizer) -> bool:

@@ -130,6 +130,8 @@ def _trial(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> tuple[s
                 two.step(torch.where(other, gradient * (0.5 if t % 2 else -3.0), gradient))
                 if t == 0:
                     is_plain = _follows(one, two, gradient * other)
+                if t == STEPS - 1 and torch.equal(one.parameter, start):
+                    return "It does not move what its groups have by now: it keeps parameters elsewhere.", False
                 if t in (0, 2, STEPS - 1) and (reason := _fault(one, two, ~other)):
                     return reason, False
         except Exception as error:
@@ -171,20 +173,23 @@ class _Twin:
 
     def __init__(self, optimizer: Optimizer, group: dict[str, Any], start: Tensor, **other: float) -> None:
         kind: Any = type(optimizer)
-        self.parameter, self._steps = nn.Parameter(start.clone()), 0
+        self._first, self.parameter, self._steps = nn.Parameter(start.clone()), nn.Parameter(start.clone()), 0
         options = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
         for name in other.keys() & options.keys():
             old, new = options[name], other[name]
             options[name] = torch.full_like(old, new) if isinstance(old, Tensor) else new
         known = inspect.signature(kind.__init__).parameters
         arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
-        groups = [{**options, "params": [self.parameter]}]
+        groups = [{**options, "params": [self._first]}]
         try:
             self.optimizer: Any = kind(groups, **arguments)
         except Exception:  # its constructor may want something that its groups do not say
             own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
             self.optimizer = kind.__new__(kind)
             vars(self.optimizer).update(copy.deepcopy(own), state=defaultdict(dict), param_groups=groups)
+        self.optimizer.param_groups[0]["params"] = [self.parameter]  # another one, as in masked steps
+        if self._first in self.optimizer.state:
+            self.optimizer.state[self.parameter] = self.optimizer.state.pop(self._first)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
 
@@ -206,7 +211,8 @@ class _Twin:
         others = [value for p, value in optimizer.state.items() if p is not parameter]
         own |= {"group": optimizer.param_groups[0], "state": others}
         found = leaves(optimizer.state.get(parameter, {}), ("state",)) | leaves(own, ("own",))
-        kept = {path: value for path, value in found.items() if "params" not in path and value is not parameter}
+        kept = {path: value for path, value in found.items() if "params" not in path}
+        kept = {path: value for path, value in kept.items() if value is not parameter and value is not self._first}
         return {("parameter",): parameter.detach()} | kept
 
 

@@ -78,13 +78,13 @@ class Leaf:
             self._entries.put(local(small), local(gradient))
 
     def _take(self, path: Path, value: Tensor) -> Tensor:
-        """Gather kept entries into the memory of the last step."""
+        """Gather kept entries, into the memory of the last step where it fits."""
         here, memory = local(value), self._memory.get(path)
-        if memory is None or memory.dtype != here.dtype or memory.shape != self._entries.shape:
-            self._memory[path] = memory = self._entries.take(here)
-        else:
-            self._entries.take(here, out=memory)
-        return as_sharded(memory, value, self._shape)
+        fits = here.dtype, here.device, self._entries.shape
+        if memory is not None and (memory.dtype, memory.device, memory.shape) != fits:
+            memory = None
+        self._memory[path] = small = self._entries.take(here, out=memory)
+        return as_sharded(small, value, self._shape)
 
     def _take_state(self, path: Path, value: Any) -> Any:
         """Gather state, unless nobody has touched it since the last step wrote it back."""
@@ -112,12 +112,12 @@ def _by_entry(path: Path, value: Any, parameter: Tensor) -> bool:
 
 
 def with_closure(call: Call, prepare: Callable[[], None]) -> Call:
-    """Return the call of a step with a closure that prepares it, after the user's own."""
+    """Return the call of a step, which has a closure, with one that prepares the step after it."""
     args, kwargs = call
-    given = kwargs.get("closure", next(filter(callable, args[1:]), None))
+    given: Any = kwargs.get("closure") or next(filter(callable, args[1:]))
 
     def closure() -> Any:
-        loss = given() if given is not None else None
+        loss = given()
         prepare()
         return loss
 

@@ -5,7 +5,6 @@ Only what is on is switched off, and only that is switched on again: what the us
 """
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,16 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mrreg.distributed.checks import DDP, check_wrapper
 from mrreg.distributed.join import compare_after_join
 from mrreg.errors import check, check_type, warn
-from mrreg.module_utils import check_materialized
+from mrreg.module_utils import before_all_steps, check_materialized
 from mrreg.optim.clock import Group, has_gradient, is_due
 
 _living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
-_register_once = functools.cache(register_optimizer_step_pre_hook)
 
 
 def is_switched(group: Group) -> bool:
@@ -48,7 +45,7 @@ class Flags:
         if model is not None:
             compare_after_join(model, self, self._where, lambda flags: flags.clock)
         _living.add(self)
-        _register_once(_give_back)
+        before_all_steps(_give_back)
         self.schedule(groups)
 
     def __del__(self) -> None:

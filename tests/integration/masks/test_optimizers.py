@@ -28,6 +28,24 @@ import mrreg
 from mrreg.masks.entries import as_bits
 
 Make = Callable[[Any], Optimizer]
+
+
+class Decaying(torch.optim.SGD):
+    """A subclass that goes on after the step that it overrides, where torch runs the hooks again."""
+
+    def __init__(self, params: Any, rate: float = 0.99) -> None:
+        torch.optim.SGD([torch.zeros(1)], lr=0.1)  # torch hooks the class of the first instance
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.rate = rate
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.mul_(self.rate)
+        return loss
+
+
 OPTIMIZERS: dict[str, Make] = {  # beside those of property/test_hostile_masks.py
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "sgd dampening": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
@@ -42,6 +60,7 @@ OPTIMIZERS: dict[str, Make] = {  # beside those of property/test_hostile_masks.p
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.1, weight_decay=0.1),
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.1, weight_decay=0.1),
+    "more after super().step()": Decaying,
 }
 
 
@@ -81,16 +100,46 @@ def test_without_masked_steps_it_is_ordinary_training_bit_for_bit(name: str, opt
     assert same_bits(model, plain)
 
 
-class Calling(torch.optim.SGD):
-    """A subclass whose step calls the step it overrides, where torch runs the hooks again."""
+class Minimal(Optimizer):
+    """Takes no closure."""
 
-    def step(self, closure: Any = None) -> Any:
-        return super().step(closure)
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.kept = list(self.param_groups[0]["params"])
+
+    def parameters(self) -> list[Any]:
+        return self.param_groups[0]["params"]  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.parameters():
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=0.1)
+
+
+class Selfish(Minimal):
+    """Steps on parameters that it keeps for itself."""
+
+    def parameters(self) -> list[Any]:
+        return self.kept
+
+
+def test_a_hook_that_comes_after_attach_writes_gradients_before_they_are_gathered() -> None:
+    model, optimizer = driven(Minimal)
+    optimizer.register_step_pre_hook(lambda *_: nn.utils.clip_grad_value_(model.parameters(), 0.0))
+    before = copy.deepcopy(model.state_dict())
+    train(model, optimizer, 2)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert optimizer.param_groups[0]["mask_clock"] == 2
+
+
+def test_an_optimizer_that_steps_on_a_list_of_its_own_is_refused() -> None:
+    with pytest.raises(TypeError, match="does not move what its groups have by now: it keeps parameters elsewhere"):
+        driven(Selfish)
 
 
 def test_a_step_that_calls_super_counts_once() -> None:
-    torch.optim.SGD(plain_mlp().parameters(), lr=0.1)  # torch hooks the class of the first instance
-    model, ours = driven(lambda p: Calling(p, lr=0.1, momentum=0.9))
+    model, ours = driven(lambda p: Decaying(p, rate=1.0))
     twin, theirs = driven(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     assert train(model, ours, 7) == pytest.approx(train(twin, theirs, 7), rel=1e-5)
     assert ours.param_groups[0]["mask_clock"] == 7
