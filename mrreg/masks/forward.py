@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable, forward_ad
-from torch.autograd.function import FunctionCtx
+from torch.autograd import Variable
+from torch.fx import Proxy
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import checkpoint
 from typing_extensions import Self
@@ -20,7 +20,7 @@ from mrreg.errors import add_note, invalid_state
 from mrreg.masks.entries import version_of
 from mrreg.masks.mask import Mask
 from mrreg.masks.tensors import MaskedTensor
-from mrreg.module_utils import join, rebuild_attributes, tensors_in
+from mrreg.module_utils import join, may_be_differentiated, rebuild_attributes, tensors_in
 
 Forward = Callable[..., Any]
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
@@ -181,9 +181,10 @@ class _Table(dict[str, Any]):
 
 def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
-    masked = mask.masking and module.training and _may_be_differentiated()
+    masked = mask.masking and module.training and may_be_differentiated()
     compiling = torch.compiler.is_compiling()
-    if masked and (_is_exporting() if compiling else torch._C._is_tracing()):
+    by_fx = not compiling and any(isinstance(each, Proxy) for each in (*args, *kwargs.values()))
+    if masked and (_is_exporting() if compiling else torch._C._is_tracing() or by_fx):
         problem = "a trace of a masked forward would leave out the same entries for ever"
         raise invalid_state(mask.where, problem, "Call eval() first; torch.compile follows the mask.")
     if compiling and masked and mask.block_group is not None:  # or each cycle would need a graph of its own
@@ -209,14 +210,6 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         output = forward(module, *args, **kwargs)
         running.watch(output)
         return output
-
-
-def _may_be_differentiated() -> bool:
-    """Return False without gradients, but not in a reentrant checkpoint, whose backward pass runs the forward again."""
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        return True
-    frames = () if torch.compiler.is_compiling() else walk_stack(None)
-    return any(isinstance(frame.f_locals.get("ctx"), FunctionCtx) for frame, _ in frames)
 
 
 def _run_traced(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from mrreg.errors import check, check_type, invalid_state
+from mrreg.module_utils import may_be_differentiated
 from mrreg.optim.clock import is_due
 from mrreg.optim.multirate import Multirate
 
@@ -27,8 +28,8 @@ class StatisticsGate:
         self._is_off = False
 
     def before(self, layer: _BatchNorm, *_: Any) -> None:
-        """Set the layer for one forward; in evaluation mode there is nothing to set."""
-        self._is_off = layer.training and not self.moves and getattr(layer, self._switch)
+        """Set the layer for one training forward; one without gradients, as of `update_bn`, is none."""
+        self._is_off = layer.training and not self.moves and getattr(layer, self._switch) and may_be_differentiated()
         if self._is_off:
             setattr(layer, self._switch, False)
 
@@ -78,7 +79,8 @@ def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every"
         r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
 
     With "every" and "sync" b normalizes the batch; with "never" r does: a frozen BatchNorm whose weight and bias train.
-    With "sync" r averages over the same number of updates, hence over k times as many steps.
+    With "sync" r averages over the same number of updates, hence over k times as many steps. Forwards without
+    gradients, as those of `torch.optim.swa_utils.update_bn`, are no training: they move statistics as without this.
 
     A layer is slow if all its parameters had a period above 1 at construction; its sync steps are those of any of them.
     A layer without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in

@@ -33,6 +33,19 @@ def test_slow_statistics_move_when_the_policy_says(statistics: str, slow: int, f
     assert model[1].track_running_stats
 
 
+@pytest.mark.parametrize("statistics", POLICIES)
+def test_forwards_without_gradients_move_statistics_as_torch_does(statistics: str) -> None:
+    model = network()
+    optimizer = slow_trunk(model)
+    mrreg.batch_norm(optimizer, model, statistics)
+    train(model, optimizer, range(K + 1))  # the next step is no sync step
+    plain = copy.deepcopy(model)
+    for each in (model, plain):
+        torch.optim.swa_utils.update_bn([batch(t) for t in range(4)], each)
+    assert counts(model) == (4, 4)
+    assert same(model, plain)
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "says"),
     [
