@@ -80,7 +80,8 @@ def swap_dropout(
         model: A model with dropout. Modules that are replaced become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of positions or a mapping of keywords.
-        rescale: None or True divides what is kept by the share that is, as nn.Dropout does.
+        rescale: None or True divides what is kept by the share that is, as nn.Dropout does; where that cannot be, as
+            between GELU and a normalization, a dropout is left.
         boost: As in `thin`.
 
     Returns:
@@ -108,7 +109,7 @@ def swap_dropout(
     check(example_inputs is not None, WHERE, "example_inputs", "what one training forward takes", None)
     sites = dict(_sites(model))
     with copied(model, example_inputs, WHERE) as (twin, paths, plain):
-        find_choices(model, twin, example_inputs, paths, sites)
+        find_choices(model, twin, example_inputs, paths, sites, rescale is not False)
     others = dict(_elsewhere(model, plain.dropped))
     chosen, thin = _search(model, k, example_inputs, sites)
     report = Report({path: _outcome(site, chosen.get(path)) for path, site in sites.items()} | others, thin)

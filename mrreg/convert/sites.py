@@ -5,7 +5,7 @@ computes the same with these entries at zero as with the units dropped, or they 
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from mrreg.thinning.paths import Path
 from mrreg.thinning.recorder import Channels, Recording
 from mrreg.thinning.report import ThinEntry
 from mrreg.thinning.trial import Trial
-from mrreg.thinning.twin import Inputs, randomize, read_inputs
+from mrreg.thinning.twin import randomize, read_inputs
 
 ATTENTION = "it acts on attention probabilities, which have no weight"
 UNCALLED = "the forward on example_inputs does not call it"
@@ -70,7 +70,7 @@ class Site:
 
 
 def find_choices(
-    model: nn.Module, twin: nn.Module, example_inputs: Any, paths: Sequence[Path], sites: dict[str, Site]
+    model: nn.Module, twin: nn.Module, example_inputs: Any, paths: Sequence[Path], sites: dict[str, Site], rescale: bool
 ) -> None:
     """Find what can stand for dropouts, or the reason why nothing can, in a double copy of a model."""
     randomize(twin)
@@ -85,13 +85,18 @@ def find_choices(
     for path, site in sites.items():
         site.reason = site.reason or ("" if found[path] else NOBODY if site.calls else UNCALLED)
     paths = [each for each in paths if not each.shift]  # else zeros in embeddings are none
-    fitting = _fitting([each for options in found.values() for each in options], twin, inputs, paths)
+
+    def begin(options: Sequence[Option]) -> Trial:
+        halves = [replace(each.group, kept=each.group.units // 2) for each in options]
+        return Trial(twin, inputs, halves, paths, factor=2.0 if rescale else 1.0)
+
+    fitting = _fitting([each for options in found.values() for each in options], begin)
     for path, site in sites.items():
         by_call = [[each for each in fitting if each.path == path and i in each.drops] for i in range(len(site.calls))]
         if site.calls and all(by_call):
             site.options = list(dict.fromkeys(best for best, *_ in by_call))
         elif tried := ", ".join(f"{each.group.name} ({each.word})" for each in found[path]):
-            site.reason = f"zeros in {tried} would do something else"
+            site.reason = f"zeros in {tried}{', the others rescaled,' * rescale} would do something else"
 
 
 def _note(site: Site, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
@@ -125,7 +130,8 @@ class _Search:
                     site.reason = f"p = {site.p:g} of {group.units} units is none"
                 else:
                     option = Option(path, len(site.calls), group, word)
-                    found.setdefault((word, option.places), option).drops[number] = drops
+                    key = word, option.places, *(slot.role for slot in group.slots)
+                    found.setdefault(key, option).drops[number] = drops
         return list(found.values())
 
     def _behind(self, made: Tensor, varies: Sequence[int]) -> Iterator[tuple[ThinEntry, str, Drops]]:
@@ -172,6 +178,9 @@ class _Search:
                 drops = Drops(positions, [size if each == d else 1 for each in range(taken.dim())])
                 for slots in makers if len(makers) == 1 else [*makers, list(chain(*makers))]:
                     yield _single("outputs", slots + members), "output", drops
+                    if members:  # a normalization would undo the factor of what it reads: that is held, and read whole
+                        held = [replace(slot, role="producer") for slot in slots]
+                        yield _single("outputs", held + members), "output", drops
                 return
 
     def _slot(self, channels: Channels, positions: Tensor) -> Slot:
@@ -207,36 +216,38 @@ def _single(kind: Kind, slots: list[Slot]) -> ThinEntry:
     return ThinEntry(f"{kind} of {layers}", kind, units, units, tuple(slots))
 
 
-def _fitting(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> list[Option]:
-    """Return the options with which the copy computes the same either way: all at once, or by halves."""
-    if not options or _same(options, twin, inputs, paths):
+def _fitting(options: Sequence[Option], begin: Callable[[Sequence[Option]], Trial]) -> list[Option]:
+    """Return the options with which the copy computes the same either way: all at once, or by halves.
+
+    Those of one group are tried apart: zeros of one hide what another does.
+    """
+    if not options or (len({each.group.name for each in options}) == len(options) and _same(options, begin(options))):
         return list(options)
     middle = len(options) // 2
     halves = [options[:middle], options[middle:]] if middle else []
-    return [each for half in halves for each in _fitting(half, twin, inputs, paths)]
+    return [each for half in halves for each in _fitting(half, begin)]
 
 
-def _same(options: Sequence[Option], twin: nn.Module, inputs: Inputs, paths: Sequence[Path]) -> bool:
-    """Compare dropping units, halves of them, with zeros where they are made or read."""
-    trial = Trial(twin, inputs, [replace(each.group, kept=each.group.units // 2) for each in options], paths)
+def _same(options: Sequence[Option], trial: Trial) -> bool:
+    """Compare dropping units, and multiplying the others by a factor, with doing so where they are made or read."""
     trial.whole()
     for draw, tried in trial.cases:
         with ExitStack() as stack:
             for each in options:
-                hook = partial(_drop, each, trial.kept[draw][each.group.name], count())
-                stack.callback(twin.get_submodule(each.path).register_forward_hook(hook).remove)
+                hook = partial(_drop, each, trial.kept[draw][each.group.name], trial.factor, count())
+                stack.callback(trial.twin.get_submodule(each.path).register_forward_hook(hook).remove)
             if trial.difference(draw, tried):
                 return False
     return True
 
 
-def _drop(option: Option, kept: Tensor, calls: Iterator[int], _: nn.Module, __: Any, output: Tensor) -> Tensor:
-    """Drop units of what a dropout gives in those of its calls that an option is for."""
-    number = next(calls) % option.of
+def _drop(option: Option, kept: Tensor, factor: float, calls: Iterator[int], *hooked: Any) -> Any:
+    """Drop units of what a dropout gives in those of its calls that an option is for, and multiply the others."""
+    number, output = next(calls) % option.of, hooked[-1]
     if number not in option.drops:
         return output
     positions, shape = option.drops[number]
     absent = torch.ones(len(positions), dtype=torch.bool, device="cpu").index_fill(0, kept, False)
     present = torch.ones(prod(shape), dtype=output.dtype, device=output.device)
     present[positions[absent].flatten().to(output.device)] = 0
-    return output * present.view(shape)
+    return output * present.view(shape) * factor

@@ -16,10 +16,10 @@ from mrreg.masks.groups import Block
 from mrreg.masks.install import MultirateMask
 from mrreg.module_utils import within
 from mrreg.thinning.counts import DEFAULTS, Shares
-from mrreg.thinning.paths import Path, run
+from mrreg.thinning.paths import Path, difference, run
 from mrreg.thinning.recorder import Recording
 from mrreg.thinning.report import ThinEntry
-from mrreg.thinning.trial import Trial, difference
+from mrreg.thinning.trial import Trial
 from mrreg.thinning.twin import WHERE, Inputs, randomize
 
 BLOCKS: Literal["blocks"] = "blocks"

@@ -140,6 +140,19 @@ def run(twin: nn.Module, inputs: Inputs, path: Path) -> Ran:
     return Ran(outputs, watch.calls, shapes, replaced, watch.dropped, operations.singles)
 
 
+def difference(found: Ran, expected: Ran) -> str:
+    """Describe how outputs, or shapes of buffers, differ by more than rounding; nothing if they do not."""
+    if [one.shape for one in found.outputs] != [two.shape for two in expected.outputs]:
+        return "the outputs have other shapes"
+    for one, two in zip(found.outputs, expected.outputs, strict=True):
+        scale = max(1.0, float(two.abs().max())) if two.numel() else 1.0
+        worst = float((one - two).abs().max()) if two.numel() else 0.0
+        if not worst <= (1e-9 if torch.get_default_dtype() == torch.float64 else 1e-4) * scale:
+            return f"the output differs by {worst / scale:.1g}"
+    changed = [name for name, shape in found.buffers.items() if shape != expected.buffers.get(name)]
+    return f"the buffer {changed[0]} gets another shape" if changed else ""
+
+
 def forward(twin: nn.Module, inputs: Inputs, path: Path) -> tuple[list[Tensor], "NoDropout", Operations]:
     """Run a forward, and return the tensors that can be compared, and what was seen."""
     if path.factor != 1 or path.shift != 0:
