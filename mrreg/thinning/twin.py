@@ -64,8 +64,8 @@ def _precision(dtype: torch.dtype, precision: torch.dtype) -> torch.dtype:
 
 
 def floats_in(value: object) -> list[Tensor]:
-    """Return the floating-point tensors in an output or input; caches and other objects are passed by."""
-    return [tensor for tensor in tensors_in(value) if tensor.is_floating_point()]
+    """Return the floating-point tensors in an output or input; sparse ones, caches and other objects are passed by."""
+    return [each for each in tensors_in(value) if each.is_floating_point() and each.layout is torch.strided]
 
 
 def outputs_in(output: object) -> list[Tensor]:
@@ -77,9 +77,10 @@ def outputs_in(output: object) -> list[Tensor]:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and floating-point buffers under their first names."""
-    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-    return {**dict(model.named_parameters()), **buffers}
+    """Return parameters and dense floating-point buffers under their first names."""
+    buffers = dict(model.named_buffers()).items()
+    dense = {name: b for name, b in buffers if b.is_floating_point() and b.layout is torch.strided}
+    return {**dict(model.named_parameters()), **dense}
 
 
 class _Attention(nn.MultiheadAttention):
@@ -100,6 +101,9 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
             for name in HOOKS[:2]:
                 for key, hook in getattr(module, name).items():
                     getattr(memo[id(module)], name)[key] = _copied_hook(hook, memo)
+            for name, value in vars(module).items():
+                if isinstance(value, FunctionType):
+                    vars(memo[id(module)])[name] = _copied_hook(value, memo)
     except Exception as error:
         problem = f"the model cannot be copied with its hooks ({type(error).__name__}: {error})"
         remedy = "Call it before the model is wrapped or compiled, or gets hooks that hold such objects."
@@ -119,9 +123,10 @@ def _copied_hook(hook: Any, memo: dict[int, Any]) -> Any:
 
 
 def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
-    made = torch.empty(tensor.shape, dtype=_precision(tensor.dtype, precision), device=tensor.device)
+    dtype = _precision(tensor.dtype, precision)
     if not isinstance(tensor, nn.Parameter):
-        return made.copy_(tensor)
+        return tensor.detach().to(dtype, copy=True)
+    made = torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
     continuous = made.is_floating_point() or made.is_complex()
     return nn.Parameter(made if continuous else made.copy_(tensor), continuous)
 

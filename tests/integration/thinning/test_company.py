@@ -194,3 +194,88 @@ def test_another_thread_saves_in_the_middle_of_a_masked_forward() -> None:
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):  # on their way
         assert seen[0][0].pop(name).shape == before[0].pop(name).shape
     torch.testing.assert_close(seen, [before], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", [ADAM, MOMENTUM])
+def test_memory_may_be_laid_out_anew_on_the_way(make: Any) -> None:
+    trained = []
+    for moved in (False, True):
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 2, 1)]
+        model, _ = mrreg.thin(nn.Sequential(*layers), p=0.5, k=3, example_inputs=torch.randn(2, 3, 8, 8))
+        optimizer = make(model.parameters())
+        mrreg.attach(optimizer, model)
+        for t in range(8):
+            if moved and t in (2, 4):  # within a cycle, and between two
+                model.to(memory_format=torch.channels_last if t == 2 else torch.contiguous_format)
+            optimizer.zero_grad()
+            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+        trained.append(model.state_dict())
+    torch.testing.assert_close(*trained)
+
+
+class Functions(nn.Module):
+    """Has parameters of its own, so that a tracer looks into it, and a closure over itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Parameter(torch.randn(3, 16))
+
+        def block(x: Tensor) -> Tensor:
+            return self.norm(self.one(x)).relu()  # type: ignore[no-any-return]
+
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.block(x), self.two)
+
+
+def test_what_an_attribute_closes_over_is_copied_for_the_search() -> None:
+    model, report = mrreg.thin(Functions(), p=0.5, k=K, example_inputs=torch.randn(4, 6) + 9)
+    assert [name for name, entry in report.items() if entry.admitted] == ["one"]
+    assert model.norm.num_batches_tracked == 0
+
+
+def test_a_symbolic_trace_of_a_masked_forward_is_refused() -> None:
+    model, _ = mrreg.thin(Functions(), p=0.5, k=K, example_inputs=torch.randn(4, 6))
+    optimizer = ADAM(model.parameters())
+    mrreg.attach(optimizer, model)
+    with pytest.raises(RuntimeError, match=r"leave out the same entries for ever\. Call eval\(\) first"):
+        torch.fx.symbolic_trace(model)
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model.eval())(x), model(x))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_sparse_inputs_and_buffers(stored: bool) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 16), nn.Linear(16, 3)
+            if stored:
+                self.register_buffer("edges", edges)
+
+        def forward(self, x: Tensor, edges: Any = None) -> Tensor:
+            return self.two(torch.sparse.mm(self.edges if stored else edges, self.one(x)).relu())  # type: ignore[no-any-return]
+
+    edges = torch.eye(7).roll(1, 0).to_sparse()
+    inputs = (torch.randn(7, 6),) if stored else (torch.randn(7, 6), edges)
+    _, report = mrreg.thin(Graph(), p=0.5, k=K, example_inputs=inputs)
+    assert [name for name, entry in report.items() if entry.admitted] == ["one"]
+
+
+def test_units_beside_complex_weights_are_tried() -> None:
+    class Fourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.skip, self.two = nn.Conv1d(2, 8, 1), nn.Conv1d(8, 8, 1), nn.Conv1d(8, 1, 1)
+            self.weight = nn.Parameter(torch.randn(8, 8, 3, dtype=torch.cfloat))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.one(x)
+            low = torch.einsum("bix,iox->box", torch.fft.rfft(h)[..., :3], self.weight)
+            return self.two((torch.fft.irfft(low, n=x.shape[-1]) + self.skip(h)).relu())  # type: ignore[no-any-return]
+
+    _, report = mrreg.thin(Fourier(), p=0.5, k=K, example_inputs=torch.randn(2, 2, 16))
+    assert report["skip"].admitted
