@@ -49,11 +49,10 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
     Hooks that its parameters have for complete gradients do not run: an optimizer may step in them.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    modules = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     tensors = [(p, p.requires_grad, p.grad, p._post_accumulate_grad_hooks) for p in model.parameters()]
     hooks = [(each, dict(each)) for *_, each in tensors if each]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    values = [(each, each.clone()) for _, own in buffers for each in own.values() if each is not None]
+    values = [(each, each.clone()) for each in model.buffers()]
     with isolated(model):
         try:
             for each, _ in hooks:
@@ -62,14 +61,13 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
         finally:
             for each, entries in hooks:
                 each.update(entries)
-            for module, mode in modes:
+            for module, mode, buffers in modules:
                 module.training = mode
+                module._buffers.clear()
+                module._buffers.update(buffers)
             for p, flag, grad, _ in tensors:
                 p.requires_grad_(flag)
                 p.grad = grad
             with torch.no_grad():
-                for module, own in buffers:
-                    module._buffers.clear()
-                    module._buffers.update(own)
                 for buffer, value in values:
                     buffer.copy_(value)

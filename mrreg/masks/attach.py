@@ -42,9 +42,8 @@ class Attachment:
         from the end of the step before: all that the loop does in between counts.
         With several optimizers or lengths of cycle the keys begin with "mask0", "mask1", ...
         """
-        found = [numbers for numbers, _ in positions(self._hooks)]
-        several = len(found) > 1
-        return {f"mask{i if several else ''}/{key}": n for i, each in enumerate(found) for key, n in each.items()}
+        found = list(enumerate(numbers for numbers, _ in positions(self._hooks)))
+        return {f"mask{i if found[1:] else ''}/{key}": n for i, each in found for key, n in each.items()}
 
     def remove(self) -> None:
         """Leave the optimizers and the model without a trace; a second call does nothing."""

@@ -125,7 +125,7 @@ class Mask:
         if self._places is None or self._places[0] != inside:  # one may have been replaced
             if lost := [name for name, tensor in self.tensors.items() if not tensor.fits(module)]:
                 problem = f"the module was changed since it got its mask: {quoted(lost)} is gone, or has another shape"
-                remedy = "Change layers first: call mrreg.unwrap(model), then mask and attach again."
+                remedy = "Change layers first: remove the handle, call mrreg.unwrap(model), then mask and attach again."
                 raise invalid_state(self.where, problem, remedy)
             masked = {id(tensor.of(module)): tensor for tensor in self.tensors.values() if tensor.cuts}
             places = []
