@@ -40,8 +40,7 @@ class MaskStepHooks:
         self.seed, self.joint = seed, joint
         self.masks: list[Mask] = []
         self.roots: list[nn.Module] = []  # what a mask knows weakly
-        self.timer = StepTimer()
-        self._steps = 0  # the number of steps
+        self.timer, self._steps = StepTimer(), 0  # the number of steps
         self._leaves: dict[int, Leaf] = {}
         self._inside: list[Leaf] = []  # those in this step
         self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
@@ -205,9 +204,10 @@ def _come_last(optimizer: Optimizer, *_: Any) -> None:
 
 def _is_inner(optimizer: Optimizer) -> bool:
     """Tell if a step is a part of the optimizer's own, as where a subclass does more and calls super().step()."""
+    hooked = [kind for kind in type(optimizer).__mro__ if hasattr(vars(kind).get("step"), "hooked")]
     file = Optimizer.profile_hook_step.__code__.co_filename  # of the wrapper that calls hooks
     steps = (f for f, _ in walk_stack(None) if f.f_code.co_name == "wrapper" and f.f_code.co_filename == file)
-    return sum(frame.f_locals.get("self") is optimizer for frame in steps) > 1
+    return len(hooked) > 1 and sum(frame.f_locals.get("self") is optimizer for frame in steps) > 1
 
 
 def _is_step(optimizer: Optimizer) -> bool:
