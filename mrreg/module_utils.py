@@ -1,4 +1,4 @@
-"""Dotted names in a model (its own is empty), tensors in nested values, attributes that hooks compute, training."""
+"""Dotted names in a model (its own is empty), tensors in nested values, what hooks compute, and whether it trains."""
 
 import functools
 from collections import deque
@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.autograd.function import FunctionCtx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mrreg.errors import check, invalid_state, quoted
 
-before_all_steps = functools.cache(register_optimizer_step_pre_hook)  # of any optimizer; a hook is registered once
+before_all_steps = functools.cache(register_optimizer_step_pre_hook)  # registers a hook of all optimizers, once
 
 
 def join(path: str, name: str) -> str:
@@ -83,4 +82,4 @@ def may_be_differentiated() -> bool:
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return True
     frames = () if torch.compiler.is_compiling() else walk_stack(None)
-    return any(isinstance(frame.f_locals.get("ctx"), FunctionCtx) for frame, _ in frames)
+    return any(any(getattr(frame.f_locals.get("ctx"), "needs_input_grad", ())) for frame, _ in frames)

@@ -80,8 +80,7 @@ def swap_dropout(
         model: A model with dropout. Modules that are replaced become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of positions or a mapping of keywords.
-        rescale: None or True divides what is kept by the share that is, as nn.Dropout does; where that cannot be, as
-            between GELU and a normalization, a dropout is left.
+        rescale: None or True divides what is kept by its share, as nn.Dropout does; where no weight can, that is left.
         boost: As in `thin`.
 
     Returns:
@@ -179,7 +178,8 @@ def _outcome(site: Site, options: list[Option] | None) -> Swap:
         return Swap(site.what, {}, site.reason or TAKEN)
     masks: dict[str, str] = {}
     for each in options:
-        names = [slot.name for slot in each.group.slots] if each.group.keeps_shape else [f"{each.group.name}."]
+        read = [slot.name for slot in each.group.slots if slot.role == "consumer"]
+        names = read if each.group.keeps_shape else [f"{each.group.name}."]
         masks |= {name.rpartition(".")[0] or name: each.word for name in names}
     return Swap(site.what, masks)
 

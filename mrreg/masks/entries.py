@@ -120,7 +120,7 @@ class KeptEntries:
         self.shape = torch.Size(self._kept_sizes[place] for place in self._inverse)
 
     def take(self, whole: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the kept entries; in the memory of `out`, if it has their shape and this layout."""
+        """Return the kept entries; in the memory of `out`, if that is laid out alike."""
         matrix = self._ordered(whole).reshape(self._matrix)
         if out is not None and self._ordered(out).is_contiguous():
             torch.index_select(matrix, 0, self.rows, out=self._rows_of(out))

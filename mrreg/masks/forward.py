@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.fx import Proxy
+from torch.fx import _symbolic_trace
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import checkpoint
 from typing_extensions import Self
@@ -24,6 +24,7 @@ from mrreg.module_utils import join, may_be_differentiated, rebuild_attributes, 
 
 Forward = Callable[..., Any]
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
+_is_fx_tracing = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
 OTHER_PATH = (
     "units are absent in this step. If it runs without thin, example_inputs took another path: search with that."
 )
@@ -183,8 +184,7 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
     """Run the forward of the plain class: masked in training mode, on masked steps, and else whole."""
     masked = mask.masking and module.training and may_be_differentiated()
     compiling = torch.compiler.is_compiling()
-    by_fx = not compiling and any(isinstance(each, Proxy) for each in (*args, *kwargs.values()))
-    if masked and (_is_exporting() if compiling else torch._C._is_tracing() or by_fx):
+    if masked and (_is_exporting() if compiling else torch._C._is_tracing() or _is_fx_tracing()):
         problem = "a trace of a masked forward would leave out the same entries for ever"
         raise invalid_state(mask.where, problem, "Call eval() first; torch.compile follows the mask.")
     if compiling and masked and mask.block_group is not None:  # or each cycle would need a graph of its own

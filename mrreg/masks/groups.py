@@ -45,7 +45,8 @@ class Block:
 class UnitGroup:
     """Units that are absent together: absent means that the consumers' columns count as zero.
 
-    Those of kind "outputs" are what one layer gives: its rows count as columns that read them. Blocks have no slots.
+    Those of kind "outputs" are what one layer gives: its rows, or a norm's behind it, count as columns that read them.
+    Blocks have no slots.
     """
 
     name: str  # path of the module that owns the first producer (for "inputs": consumer), unique in the model

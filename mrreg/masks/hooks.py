@@ -13,7 +13,6 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from itertools import chain
 from traceback import walk_stack
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ class MaskStepHooks:
         self.seed, self.joint = seed, joint
         self.masks: list[Mask] = []
         self.roots: list[nn.Module] = []  # what a mask knows weakly
-        self.timer, self._steps = StepTimer(), 0  # the number of steps
+        self.timer, self._steps, self._graded = StepTimer(), 0, False  # their number; if this one begins with gradients
         self._leaves: dict[int, Leaf] = {}
         self._inside: list[Leaf] = []  # those in this step
         self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
@@ -107,7 +106,8 @@ class MaskStepHooks:
             return None
         self._abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
         self._steps += 1
-        late = any(map(callable, chain(args[1:], kwargs.values())))  # a closure writes gradients: gathered after it
+        self._graded = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        late = any(map(callable, (*args[1:], kwargs.get("closure"))))  # a closure writes gradients: gathered after it
         held = []
         for tensor, p, mask in self._absent(optimizer):
             if mask.masking:
@@ -152,11 +152,12 @@ class MaskStepHooks:
 
     def _leave(self, optimizer: Optimizer, completed: bool = False) -> None:
         """Give parameters their places back; what a step that is not completed has done is lost."""
+        cleared = completed and self._inside and all(each.leaf.grad is None for each in self._inside)
         while self._inside:
             self._inside.pop().leave(optimizer, completed)
         while self._aside:
             p, grad = self._aside.pop()
-            p.grad = grad if p.grad is None else p.grad
+            p.grad = grad if p.grad is None and not cleared else p.grad
 
     def _abandon(self, optimizer: Optimizer) -> None:
         """Undo a step that never ended, for something in it failed."""
@@ -183,7 +184,7 @@ class MaskStepHooks:
         self._end(optimizer)
         for mask in self.masks:
             mask.warn_if_unused()
-        if not _is_step(optimizer):
+        if not _is_step(optimizer, self._graded):
             return
         device = optimizer.param_groups[0]["params"][0].device
         self.timer.end(device, {mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
@@ -196,28 +197,28 @@ class MaskStepHooks:
 
 @_disable_dynamo
 def _come_last(optimizer: Optimizer, *_: Any) -> None:
-    """Let other hooks of the optimizer, which may write gradients, run before that which gathers them."""
+    """Let all other hooks of an optimizer, which may write gradients, run before that which gathers them."""
     hooks: Any = optimizer._optimizer_step_pre_hooks
     for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), MaskStepHooks)]:
         hooks.move_to_end(key)
 
 
 def _is_inner(optimizer: Optimizer) -> bool:
-    """Tell if a step is a part of the optimizer's own, as where a subclass does more and calls super().step()."""
+    """Tell if two wrappers of `step` are running, as where a subclass does more and calls super().step()."""
     hooked = [kind for kind in type(optimizer).__mro__ if hasattr(vars(kind).get("step"), "hooked")]
     file = Optimizer.profile_hook_step.__code__.co_filename  # of the wrapper that calls hooks
     steps = (f for f, _ in walk_stack(None) if f.f_code.co_name == "wrapper" and f.f_code.co_filename == file)
     return len(hooked) > 1 and sum(frame.f_locals.get("self") is optimizer for frame in steps) > 1
 
 
-def _is_step(optimizer: Optimizer) -> bool:
+def _is_step(optimizer: Optimizer, graded: bool) -> bool:
     """Return False without gradients, where a scaler found inf, and where torch's checkpointing creates state."""
     if getattr(optimizer, "found_inf", None):
         return False
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):  # it does so with zeros for gradients
         return any(map(any_nonzero, grads))
-    return bool(grads)
+    return graded or bool(grads)  # it may have cleared them
 
 
 def check_fast(group: dict[str, Any], path: str) -> None:

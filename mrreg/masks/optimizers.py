@@ -124,13 +124,15 @@ def _trial(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> tuple[s
     with _unnoticed(like):
         try:
             one, two = (_Twin(optimizer, group, start, lr=LR) for _ in range(2))  # its own may be 0 in a warm-up
+            moved = _Twin(optimizer, group, start, apart=True, lr=LR)
             for t, each in enumerate(noise):  # ever away from the start: one step size for all would be found larger
                 gradient = away + each / 4
                 one.step(gradient)
                 two.step(torch.where(other, gradient * (0.5 if t % 2 else -3.0), gradient))
                 if t == 0:
                     is_plain = _follows(one, two, gradient * other)
-                if t == STEPS - 1 and torch.equal(one.parameter, start):
+                moved.step(gradient)
+                if t == STEPS - 1 and torch.equal(moved.parameter, start):
                     return "It does not move what its groups have by now: it keeps parameters elsewhere.", False
                 if t in (0, 2, STEPS - 1) and (reason := _fault(one, two, ~other)):
                     return reason, False
@@ -171,25 +173,26 @@ def _fault(one: "_Twin", two: "_Twin", there: Tensor) -> str:
 class _Twin:
     """An optimizer of the class and options of another, over one parameter of its own."""
 
-    def __init__(self, optimizer: Optimizer, group: dict[str, Any], start: Tensor, **other: float) -> None:
+    def __init__(self, optimizer: Optimizer, group: Any, start: Tensor, apart: bool = False, **other: float) -> None:
         kind: Any = type(optimizer)
-        self._first, self.parameter, self._steps = nn.Parameter(start.clone()), nn.Parameter(start.clone()), 0
+        self.parameter, self._steps = nn.Parameter(start.clone()), 0
+        first = nn.Parameter(start.clone()) if apart else self.parameter
         options = {name: copy.deepcopy(value) for name, value in group.items() if name not in ("params", "param_names")}
         for name in other.keys() & options.keys():
             old, new = options[name], other[name]
             options[name] = torch.full_like(old, new) if isinstance(old, Tensor) else new
         known = inspect.signature(kind.__init__).parameters
         arguments = {name: value for name, value in optimizer.defaults.items() if name in known}
-        groups = [{**options, "params": [self._first]}]
+        groups = [{**options, "params": [first]}]
         try:
             self.optimizer: Any = kind(groups, **arguments)
         except Exception:  # its constructor may want something that its groups do not say
             own = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups")}
             self.optimizer = kind.__new__(kind)
             vars(self.optimizer).update(copy.deepcopy(own), state=defaultdict(dict), param_groups=groups)
-        self.optimizer.param_groups[0]["params"] = [self.parameter]  # another one, as in masked steps
-        if self._first in self.optimizer.state:
-            self.optimizer.state[self.parameter] = self.optimizer.state.pop(self._first)
+        self.optimizer.param_groups[0]["params"] = [self.parameter]  # if apart another one, as in masked steps
+        if first in self.optimizer.state:
+            self.optimizer.state[self.parameter] = self.optimizer.state.pop(first)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
 
@@ -211,8 +214,7 @@ class _Twin:
         others = [value for p, value in optimizer.state.items() if p is not parameter]
         own |= {"group": optimizer.param_groups[0], "state": others}
         found = leaves(optimizer.state.get(parameter, {}), ("state",)) | leaves(own, ("own",))
-        kept = {path: value for path, value in found.items() if "params" not in path}
-        kept = {path: value for path, value in kept.items() if value is not parameter and value is not self._first}
+        kept = {path: value for path, value in found.items() if "params" not in path and value is not parameter}
         return {("parameter",): parameter.detach()} | kept
 
 

@@ -61,7 +61,7 @@ class Leaf:
         self._params[self._place] = self.parameter
         self._state = optimizer.state.pop(self.leaf, {})
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
-        if self.parameter.grad is None:
+        if self.parameter.grad is None and not (completed and self.leaf.grad is None):  # else the step has cleared it
             self.parameter.grad = gradient
         if not completed:
             return

@@ -54,9 +54,6 @@ def split(
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> [(group["param_names"], group["period"]) for group in mrreg.split(model, fast="2")]
         [(['2.weight', '2.bias'], 1), (['0.weight', '0.bias'], None)]
-
-    References:
-        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
     """
     groups, names = read_checked("split", model)
     periods: dict[Tensor, int | None] = {}

@@ -73,14 +73,13 @@ class Statistics(ExitStack):
 def batch_norm(optimizer: Optimizer, model: nn.Module, statistics: str = "every") -> Statistics:
     """Choose when the running statistics of BatchNorm layers in slow parts move.
 
-    torch moves them at every forward in training mode; layers of fast parts and evaluation mode stay so. Update of the
-    running statistics r of a slow layer at a forward in training mode, by those b of the batch, with momentum m:
+    torch moves them at every forward in training mode; fast layers, evaluation mode and forwards without gradients (of
+    `update_bn`) stay so. Update of the statistics r of a slow layer by those b of the batch, with momentum m:
 
         r <- (1 - m) * r + m * b      "every": always; "sync": at sync steps of its part; "never": not at all
 
     With "every" and "sync" b normalizes the batch; with "never" r does: a frozen BatchNorm whose weight and bias train.
-    With "sync" r averages over the same number of updates, hence over k times as many steps. Forwards without
-    gradients, as those of `torch.optim.swa_utils.update_bn`, are no training: they move statistics as without this.
+    With "sync" r averages over the same number of updates, hence over k times as many steps.
 
     A layer is slow if all its parameters had a period above 1 at construction; its sync steps are those of any of them.
     A layer without parameters in the optimizer (affine=False, or frozen) goes with the nearest module before it in

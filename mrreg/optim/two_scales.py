@@ -126,9 +126,6 @@ class MultirateAdamW(TwoScales):
     Note:
         Adam's step has size lr whatever the gradient, so holding it for k steps at the coupled lr multiplies the noise;
         `slow_lr="per_gradient"` is the better start for fine-tuning.
-
-    References:
-        Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.
     """
 
     base = torch.optim.AdamW

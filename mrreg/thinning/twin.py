@@ -1,5 +1,6 @@
 """A copy of a model with random weights, on which thinning is tried: the model itself is only read."""
 
+import gc
 import logging
 import random
 import re
@@ -92,7 +93,8 @@ class _Attention(nn.MultiheadAttention):
 @torch.inference_mode(False)
 def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.Module:
     """Return a copy in evaluation mode, with copies of forward hooks, for `randomize` to fill."""
-    memo: dict[int, Any] = {id(each): _copied(each, precision) for each in (*model.parameters(), *model.buffers())}
+    memo: dict[int, Any] = {id(each): each for each in sys.modules.values()}  # that closures may hold
+    memo |= {id(each): _copied(each, precision) for each in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         memo |= {id(getattr(module, name)): OrderedDict() for name in HOOKS}
     try:
@@ -100,12 +102,12 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
         for module in model.modules():
             for name in HOOKS[:2]:
                 for key, hook in getattr(module, name).items():
-                    getattr(memo[id(module)], name)[key] = _copied_hook(hook, memo)
+                    getattr(memo[id(module)], name)[key] = _copied_function(hook, memo)
             for name, value in vars(module).items():
-                if isinstance(value, FunctionType):
-                    vars(memo[id(module)])[name] = _copied_hook(value, memo)
+                if any(id(each) in memo for each in gc.get_referents(*(getattr(value, "__closure__", None) or ()))):
+                    vars(memo[id(module)])[name] = _copied_function(value, memo)
     except Exception as error:
-        problem = f"the model cannot be copied with its hooks ({type(error).__name__}: {error})"
+        problem = f"the model cannot be copied with its hooks and functions ({type(error).__name__}: {error})"
         remedy = "Call it before the model is wrapped or compiled, or gets hooks that hold such objects."
         raise invalid_state(WHERE, problem, remedy) from error
     for module in twin.eval().modules():
@@ -114,12 +116,14 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
     return twin
 
 
-def _copied_hook(hook: Any, memo: dict[int, Any]) -> Any:
+def _copied_function(hook: Any, memo: dict[int, Any]) -> Any:
     """Copy a hook along with what its object, its arguments and its closure refer to; globals stay as they are."""
     if not isinstance(hook, FunctionType) or not hook.__closure__:
         return deep_copy(hook, memo)
-    cells = tuple(CellType(deep_copy(cell.cell_contents, memo)) for cell in hook.__closure__)
-    return FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, cells)
+    cells = tuple(CellType(*deep_copy(gc.get_referents(cell), memo)) for cell in hook.__closure__)  # some are empty
+    made = FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, cells)
+    made.__kwdefaults__ = hook.__kwdefaults__
+    return made
 
 
 def _copied(tensor: Tensor, precision: torch.dtype) -> Tensor:
@@ -137,7 +141,7 @@ def randomize(twin: nn.Module) -> None:
     torch.manual_seed(0)
     for parameter in twin.parameters():
         if parameter.dim() > 1 or parameter.is_complex():
-            parameter.normal_(0, max(parameter.numel() // max(parameter.shape[0], 1), 1) ** -0.5)
+            parameter.normal_(0, max(parameter.numel() // max((*parameter.shape, 1)[0], 1), 1) ** -0.5)
         elif parameter.is_floating_point():  # scales of normalizations must not come near zero
             sign = torch.randint_like(parameter, 2) * 2 - 1
             parameter.uniform_(0.5, 1.5).mul_(sign)

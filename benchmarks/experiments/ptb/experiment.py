@@ -178,7 +178,7 @@ def _paper(
         item, title, digits=3, rows=rows(more.pop("methods", papers), MINIMUM, papers, label),
         plots=(*more.pop("plots", ()), Bars("minimum validation loss")), tolerance=None if small else SPREAD,
         better="lower", full=frozenset({"paper"}), smaller="a tenth of the text" if small else "fewer epochs",
-        needs="" if small else "a GPU", presets=presets, note=NOTE + (SMALLER if small else SHORT), **more,
+        needs="a GPU" if presets is LARGE else "", presets=presets, note=NOTE + (SMALLER if small else SHORT), **more,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Decaying(torch.optim.SGD):
         loss = super().step(closure)
         for p in self.param_groups[0]["params"]:
             p.mul_(self.rate)
+        self.zero_grad()
         return loss
 
 
@@ -143,6 +144,7 @@ def test_a_step_that_calls_super_counts_once() -> None:
     twin, theirs = driven(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     assert train(model, ours, 7) == pytest.approx(train(twin, theirs, 7), rel=1e-5)
     assert ours.param_groups[0]["mask_clock"] == 7
+    assert all(p.grad is None for p in model.parameters())
     torch.testing.assert_close(model.state_dict(), twin.state_dict())  # what a subclass does is measured, not known
 
 

@@ -216,14 +216,16 @@ def test_memory_may_be_laid_out_anew_on_the_way(make: Any) -> None:
 
 
 class Functions(nn.Module):
-    """Has parameters of its own, so that a tracer looks into it, and a closure over itself."""
+    """Has parameters of its own, so that a tracer looks into it, and a closure over itself and a module of Python."""
 
     def __init__(self) -> None:
         super().__init__()
         self.one, self.norm, self.two = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Parameter(torch.randn(3, 16))
 
-        def block(x: Tensor) -> Tensor:
-            return self.norm(self.one(x)).relu()  # type: ignore[no-any-return]
+        functional: Any = nn.functional
+
+        def block(x: Tensor, *, factor: float = 2.0) -> Tensor:
+            return functional.relu(self.norm(self.one(x))) * factor  # type: ignore[no-any-return]
 
         self.block = block
 

@@ -110,7 +110,7 @@ MASKED: dict[str, tuple[nn.Module, dict[str, str]]] = {
     ),
     "batch norm after it": (
         net(lambda m, x: x + m.drop(m.norm(m.one(x).mT).mT), norm=nn.BatchNorm1d(6)),
-        {"one": "output", "norm": "output"},
+        {"norm": "output"},
     ),
     "the features of a convolution": (
         net(lambda m, x: m.end(m.drop(F.relu(m.conv(x)).flatten(1))), conv=nn.Conv1d(3, 4, 3), end=nn.Linear(16, 2)),

@@ -10,6 +10,7 @@ import torch
 from helpers.batch_norm import END, POLICIES, K, batch, counts, network, same, slow_trunk, train
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 import mrreg
 
@@ -33,15 +34,22 @@ def test_slow_statistics_move_when_the_policy_says(statistics: str, slow: int, f
     assert model[1].track_running_stats
 
 
+class Reentrant(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self[0], x, use_reentrant=True)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("wrapper", [nn.Sequential, Reentrant])
 @pytest.mark.parametrize("statistics", POLICIES)
-def test_forwards_without_gradients_move_statistics_as_torch_does(statistics: str) -> None:
+def test_forwards_without_gradients_move_statistics_as_torch_does(statistics: str, wrapper: Any) -> None:
     model = network()
     optimizer = slow_trunk(model)
     mrreg.batch_norm(optimizer, model, statistics)
     train(model, optimizer, range(K + 1))  # the next step is no sync step
     plain = copy.deepcopy(model)
     for each in (model, plain):
-        torch.optim.swa_utils.update_bn([batch(t) for t in range(4)], each)
+        torch.optim.swa_utils.update_bn([batch(t) for t in range(4)], wrapper(each))
     assert counts(model) == (4, 4)
     assert same(model, plain)
 
