@@ -13,7 +13,7 @@ from benchmarks.core import stats
 from benchmarks.core.errors import UserError
 from benchmarks.core.records import Record
 from benchmarks.core.registry import REGISTERED
-from benchmarks.core.sections import Claim, Row, Section
+from benchmarks.core.sections import Claim, Row, Section, Shown
 from benchmarks.report import closed, headlines, verdict
 from benchmarks.report import plots as report_plots
 from benchmarks.report.paper import Item
@@ -155,16 +155,17 @@ def made_with(record: Record) -> str:
 
 
 def sources(found: Sequence[Record]) -> tuple[Sources, headlines.Shows]:
-    """Return records with their sections, and the largest of each benchmark with its comparisons."""
+    """Return records with their sections, and the largest of each benchmark that has comparisons with those."""
     known = {each.benchmark: REGISTERED[each.benchmark].load() for each in found if each.benchmark in REGISTERED}
     shown = [(each, known[each.benchmark].sections if each.benchmark in known else closed.sections(each))
              for each in found]  # fmt: skip
-    largest = {each.benchmark: each for each in sorted(found, key=rank, reverse=True)}
-    return shown, [
-        (record, [each for each in known[name].shown if each.presets is None or record.preset in each.presets])
-        for name, record in largest.items()
-        if name in known
-    ]
+
+    def compared(record: Record) -> list[Shown]:
+        every = known[record.benchmark].shown if record.benchmark in known else ()
+        return [each for each in every if each.presets is None or record.preset in each.presets]
+
+    largest = {each.benchmark: each for each in sorted(found, key=rank, reverse=True) if compared(each)}
+    return shown, [(record, compared(record)) for record in largest.values()]
 
 
 def write(

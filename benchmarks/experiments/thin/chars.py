@@ -94,7 +94,7 @@ def network(config: Config, method: Method, job: Job) -> Decoder:
 
 STUDY = Regularizers(
     "regularizers-characters",
-    {"smoke": SMALL, "cpu": Config(3, 3000, 15), "gpu": LARGE},
+    {"smoke": SMALL, "cpu": Config(5, 3000, 15), "gpu": LARGE},
     lambda config: f"Penn Treebank, {config.characters:,} characters, decoder",
     network=network,
     example=lambda config, _: torch.zeros(2, LENGTH, dtype=torch.long),
