@@ -80,7 +80,7 @@ def swap_dropout(
         model: A model with dropout. Modules that are replaced become `nn.Identity`, so that paths stay as they were.
         k: Steps per cycle, at least 1. Paper: k.
         example_inputs: Arguments of one training forward: a tensor, a tuple of positions or a mapping of keywords.
-        rescale: None or True divides what is kept by its share, as nn.Dropout does; where no weight can, that is left.
+        rescale: None or True divides what is kept by its share, as nn.Dropout does; a dropout is left if no weight can.
         boost: As in `thin`.
 
     Returns:

@@ -36,10 +36,10 @@ class MaskStepHooks:
     """The masks that one optimizer drives. The clock lives in its groups and nowhere else."""
 
     def __init__(self, optimizer: Optimizer, seed: int, joint: bool = True) -> None:
-        self.seed, self.joint = seed, joint
+        self.seed, self.joint, self.timer = seed, joint, StepTimer()
         self.masks: list[Mask] = []
         self.roots: list[nn.Module] = []  # what a mask knows weakly
-        self.timer, self._steps, self._graded = StepTimer(), 0, False  # their number; if this one begins with gradients
+        self._steps, self._had_gradients = 0, False  # how many there were; whether the last began with gradients
         self._leaves: dict[int, Leaf] = {}
         self._inside: list[Leaf] = []  # those in this step
         self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
@@ -106,7 +106,7 @@ class MaskStepHooks:
             return None
         self._abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
         self._steps += 1
-        self._graded = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        self._had_gradients = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         late = any(map(callable, (*args[1:], kwargs.get("closure"))))  # a closure writes gradients: gathered after it
         held = []
         for tensor, p, mask in self._absent(optimizer):
@@ -184,7 +184,7 @@ class MaskStepHooks:
         self._end(optimizer)
         for mask in self.masks:
             mask.warn_if_unused()
-        if not _is_step(optimizer, self._graded):
+        if not _is_step(optimizer, self._had_gradients):
             return
         device = optimizer.param_groups[0]["params"][0].device
         self.timer.end(device, {mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
@@ -211,14 +211,14 @@ def _is_inner(optimizer: Optimizer) -> bool:
     return len(hooked) > 1 and sum(frame.f_locals.get("self") is optimizer for frame in steps) > 1
 
 
-def _is_step(optimizer: Optimizer, graded: bool) -> bool:
+def _is_step(optimizer: Optimizer, had_gradients: bool) -> bool:
     """Return False without gradients, where a scaler found inf, and where torch's checkpointing creates state."""
     if getattr(optimizer, "found_inf", None):
         return False
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if all(group.get("lr", 1) == 0 for group in optimizer.param_groups):  # it does so with zeros for gradients
         return any(map(any_nonzero, grads))
-    return graded or bool(grads)  # it may have cleared them
+    return had_gradients or bool(grads)  # a subclass may clear them in its step
 
 
 def check_fast(group: dict[str, Any], path: str) -> None:

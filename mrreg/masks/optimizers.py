@@ -133,7 +133,7 @@ def _trial(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> tuple[s
                     is_plain = _follows(one, two, gradient * other)
                 moved.step(gradient)
                 if t == STEPS - 1 and torch.equal(moved.parameter, start):
-                    return "It does not move what its groups have by now: it keeps parameters elsewhere.", False
+                    return "It does not step on the parameters in its groups, but on some that it keeps.", False
                 if t in (0, 2, STEPS - 1) and (reason := _fault(one, two, ~other)):
                     return reason, False
         except Exception as error:

@@ -116,13 +116,13 @@ def double_copy(model: nn.Module, precision: torch.dtype = torch.float64) -> nn.
     return twin
 
 
-def _copied_function(hook: Any, memo: dict[int, Any]) -> Any:
-    """Copy a hook along with what its object, its arguments and its closure refer to; globals stay as they are."""
-    if not isinstance(hook, FunctionType) or not hook.__closure__:
-        return deep_copy(hook, memo)
-    cells = tuple(CellType(*deep_copy(gc.get_referents(cell), memo)) for cell in hook.__closure__)  # some are empty
-    made = FunctionType(hook.__code__, hook.__globals__, hook.__name__, hook.__defaults__, cells)
-    made.__kwdefaults__ = hook.__kwdefaults__
+def _copied_function(function: Any, memo: dict[int, Any]) -> Any:
+    """Copy a hook or function along with what its object, arguments and closure refer to; globals stay as they are."""
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return deep_copy(function, memo)
+    cells = tuple(CellType(*deep_copy(gc.get_referents(cell), memo)) for cell in function.__closure__)  # some are empty
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
     return made
 
 

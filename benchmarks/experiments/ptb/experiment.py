@@ -43,7 +43,7 @@ class PtbConfig:
 
     seeds: int  # of the comparison; the search has one of its own
     epochs: int  # at most so many
-    p: tuple[float, ...]  # what is tried for each of dropout, masks and unit masks; if nothing, the figure is all
+    p: tuple[float, ...]  # what is tried for dropout, masks and unit masks; empty: figure 9 alone, and thin training
     # training ends after so many epochs without a new minimum of the validation loss; None never does
     patience: int | None = None
     batch: int = 128  # rows of a batch of 35 words each
@@ -212,10 +212,8 @@ def _on_test_text(title: str, ours: Sequence[str], task: str, presets: frozenset
     )  # fmt: skip
 
 
-UNSEEN, ALL_TEXT = (
-    _on_test_text("Penn Treebank", ["masks"], "Penn Treebank (a tenth), transformer", SMALL | LARGE, SAME),
-    _on_test_text("Penn Treebank, all of the text", ["masks", THIN], "", WHOLE, SAME),
-)
+UNSEEN = _on_test_text("Penn Treebank", ["masks"], "Penn Treebank (a tenth), transformer", SMALL | LARGE, SAME)
+ALL_TEXT = _on_test_text("Penn Treebank, all of the text", ["masks", THIN], "", WHOLE, SAME)
 UNITS = _on_test_text(
     "Penn Treebank: masks by unit", ["unit masks"], "", SMALL | LARGE,
     "Unit masks are what swap_dropout makes of the dropout in the encoder layers (whole units, rescaled); dropout on "

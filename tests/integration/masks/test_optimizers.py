@@ -135,7 +135,7 @@ def test_a_hook_that_comes_after_attach_writes_gradients_before_they_are_gathere
 
 
 def test_an_optimizer_that_steps_on_a_list_of_its_own_is_refused() -> None:
-    with pytest.raises(TypeError, match="does not move what its groups have by now: it keeps parameters elsewhere"):
+    with pytest.raises(TypeError, match="does not step on the parameters in its groups, but on some that it keeps"):
         driven(Selfish)
 
 

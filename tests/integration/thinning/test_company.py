@@ -22,6 +22,7 @@ from helpers.thin import (
 )
 from helpers.thin_oracle import LiteralTraining, absent_entries, loss_of
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
@@ -243,9 +244,10 @@ def test_a_symbolic_trace_of_a_masked_forward_is_refused() -> None:
     model, _ = mrreg.thin(Functions(), p=0.5, k=K, example_inputs=torch.randn(4, 6))
     optimizer = ADAM(model.parameters())
     mrreg.attach(optimizer, model)
-    with pytest.raises(RuntimeError, match=r"leave out the same entries for ever\. Call eval\(\) first"):
-        torch.fx.symbolic_trace(model)
     x = torch.randn(4, 6)
+    for trace in (torch.fx.symbolic_trace, lambda each: make_fx(each)(x)):
+        with pytest.raises(RuntimeError, match=r"leave out the same entries for ever\. Call eval\(\) first"):
+            trace(model)
     torch.testing.assert_close(torch.fx.symbolic_trace(model.eval())(x), model(x))
 
 
