@@ -52,5 +52,10 @@ REGISTERED = {
     "regularizers-citeseer": Entry("thin.graph:BENCHMARK_CITESEER", "the same on another graph"),
     "regularizers-convolutions": Entry("thin.convolutions", "thin channels and Dropout2d of a ResNet"),
     "regularizers-finetune": Entry("text.thin", "an encoder fine-tuned with its own dropout, or thin"),
+    "regularizers-digits-5000": Entry("thin.mnist:BENCHMARK_MORE", "fewer methods on 5,000 digits"),
+    "regularizers-digits-all": Entry("thin.mnist:BENCHMARK_ALL", "the same on all of them"),
+    "regularizers-characters-300000": Entry("thin.chars:BENCHMARK_MORE", "the same for 300,000 characters"),
+    "regularizers-vit-14000": Entry("thin.vit:BENCHMARK_MORE", "the same on 14,000 images of CIFAR-10"),
+    "regularizers-convolutions-14000": Entry("thin.convolutions:BENCHMARK_MORE", "the same with a ResNet"),
     "regularizers-words": Entry("thin.chars:BENCHMARK_WORDS", "thin training, dropout and weight decay for words"),
 }

@@ -7,7 +7,7 @@ are compared at equal steps and at equal seconds. Thin training is called as use
 is trained.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -79,6 +79,7 @@ METHODS = {
     OFF: Method("dropout", until=0.9),
 }
 LIKE = {ENDING: THIN, SHARED: DROPOUT, OFF: DROPOUT}  # what takes the options and the seconds of another method
+FEW = NONE, DECAY, DROPOUT, DEFAULTS, THIN  # of studies with more data
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": torch.optim.SGD,
     "momentum": lambda parameters, lr, weight_decay: torch.optim.SGD(parameters, lr, 0.9, weight_decay=weight_decay),
@@ -153,18 +154,28 @@ class Regularizers(Generic[C]):
     decay: float = 0.01  # of methods that have none of their own
     loss: str = ""  # its unit, where methods are compared by a loss
     warm: int = 50  # steps in which the learning rate rises
+    methods: Collection[str] = tuple(METHODS)  # those that are compared, as far as the network has them
+
+    def grid(self) -> dict[str, list[Options]]:
+        """Return four trials for each of the methods that have their own."""
+        return {name: trials for name, trials in self.tried.grid().items() if name in self.methods}
+
+    @property
+    def like(self) -> dict[str, str]:
+        """The other methods, each with the one whose options it takes."""
+        return {name: source for name, source in LIKE.items() if name in self.methods}
 
     def comparisons(self, config: C) -> list[Comparison[Method]]:
-        grid = self.tried.grid()
+        grid = self.grid()
         score: dict[str, Any] = {"score": least_loss} if self.loss else {}
         # a timing of their own, since the defaults may change when all else has been measured
         timed = {"costs": [name for name in grid if name != DEFAULTS], "costs of the defaults": [NONE, DEFAULTS]}
         return [
             Comparison(
-                {name: METHODS[name] for name in [*names, *(LIKE if THIN in names else ())]},
+                {name: METHODS[name] for name in [*names, *(self.like if THIN in names else ())]},
                 config.seeds, evenly(config.steps, config.points),
-                Costs(NONE, config.timings, name=costs, charge=lambda name, *_: LIKE.get(name, name)),
-                Search({name: grid[name] for name in names}, LIKE, **score),
+                Costs(NONE, config.timings, name=costs, charge=lambda name, *_: self.like.get(name, name)),
+                Search({name: grid[name] for name in names}, self.like, **score),
                 splits=("validation", "test"),
             )
             for costs, names in timed.items()
@@ -214,16 +225,17 @@ class Regularizers(Generic[C]):
         return study.benchmark([part for each in shown for part in each.sections(NONE)], shown)
 
     def _shown(self, config: C, preset: str) -> Shown:
-        names = [*self.tried.grid(), *LIKE]
-        ours, rivals = (DEFAULTS, THIN), [name for name in (NONE, DROPOUT, DECAY, DEPTH) if name in names]
+        names = [*self.grid(), *self.like]
+        ours, rivals = (DEFAULTS, THIN), (NONE, DROPOUT, DECAY, DEPTH)
         unit = f"nats a {self.loss}"
         own: dict[str, Any] = {"metric": "loss", "unit": unit, "digits": 3, "lower": True} if self.loss else {}
         own |= {"ylabel": f"test loss [{unit}]", "words": "a smaller loss than"} if self.loss else {}
         pairs = [(one, other) for one in ours for other in rivals]
         pairs += [(THIN, FRESH), (ENDING, THIN), (OFF, DROPOUT), (ENDING, OFF), (FRESH, SHARED), (SHARED, DROPOUT)]
-        pairs += [(THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH)]
+        pairs += [(THIN_DECAY, THIN), (BOTH, DROPOUT), (THIN_DECAY, BOTH), (DROPOUT, NONE)]
         return Shown(
-            self.task(config), {name: name for name in names}, [*pairs, (DROPOUT, NONE)], note=self.note,
+            self.task(config), {name: name for name in names},
+            [pair for pair in pairs if set(pair) <= set(names)], note=self.note,
             presets=frozenset({preset}), task=self.task(config), **own,
             against=[(one, rival) for one in ours for rival in (DROPOUT, NONE, DECAY)],
         )  # fmt: skip

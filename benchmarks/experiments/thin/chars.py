@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from benchmarks.core.comparison import Job
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.data.locate import locate
-from benchmarks.experiments.regularizers import Method, Regularizers, Tried
+from benchmarks.experiments.regularizers import FEW, Method, Regularizers, Tried
 from benchmarks.experiments.thin.decoder import Decoder
 
 FILES = {part: f"ptb/ptb.{part}.txt" for part in ("train", "valid", "test")}
@@ -112,12 +112,21 @@ STUDY = Regularizers(
 )
 BENCHMARK = STUDY.benchmark()
 
+MORE = replace(
+    STUDY,
+    name="regularizers-characters-300000",
+    presets={"smoke": SMALL, "cpu": Config(3, 2000, 10, characters=300_000)},
+    note="As for 30,000 characters.",
+    methods=FEW,
+)
+BENCHMARK_MORE = MORE.benchmark()
+
 WORDS = replace(
     STUDY,
     name="regularizers-words",
     presets={
         "smoke": replace(SMALL, vocabulary=50),
-        "cpu": Config(3, 800, 8, vocabulary=1000),
+        "cpu": Config(5, 800, 8, vocabulary=1000),
         "gpu": replace(LARGE, characters=200_000, held_out=70_000, vocabulary=5000),
     },
     task=lambda config: f"Penn Treebank, {config.characters:,} words, decoder",

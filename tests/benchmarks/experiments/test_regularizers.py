@@ -16,8 +16,10 @@ from benchmarks.data import graphs
 from benchmarks.data.images import Images
 from benchmarks.experiments.regularizers import (
     ENDING,
+    FEW,
     LIKE,
     METHODS,
+    NONE,
     Method,
     Regularizers,
     draw_once,
@@ -57,11 +59,23 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def trainings(study: Regularizers[Any], data: Path) -> list[tuple[str, Any]]:
     """The trainings of the small preset with each method, its first options chosen."""
     job = Job("compare", 4, None, torch.device("cpu"), data, "")
-    grid = study.tried.grid()
+    grid = study.grid()
     return [
         (name, study.build(study.presets["smoke"], replace(METHODS[name], **grid[LIKE.get(name, name)][0]), 1, job))
-        for name in (*grid, *LIKE)
+        for name in (*grid, *study.like)
     ]
+
+
+@pytest.mark.parametrize("study", [mnist.MORE, mnist.ALL, chars.MORE, vit.MORE, convolutions.MORE])
+def test_with_more_data_few_methods_are_tried_timed_compared_and_shown(study: Regularizers[Any]) -> None:
+    config = study.presets["cpu"]
+    runs = {run.method for run in study.benchmark().runs(config)}
+    assert {name for name in runs if not name.startswith(("search", "costs"))} == set(FEW)
+    assert len([name for name in runs if name.startswith("search")]) == 4 * len(FEW)
+    timed = [comparison.costs for comparison in study.comparisons(config)]
+    assert [costs and costs.baseline for costs in timed] == [NONE, NONE]
+    (shown,) = [each for each in study.benchmark().shown if "cpu" in (each.presets or ())]
+    assert set(shown.methods) == set(FEW) >= {name for pair in shown.better for name in pair}
 
 
 @pytest.mark.parametrize("name", STUDIES)
