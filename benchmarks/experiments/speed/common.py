@@ -36,14 +36,15 @@ class Case:
     network: str
     optimizer: str = "SGD"
     target: float | None = None  # None where nothing is promised
-    p: float = 0.5  # share of units that are absent
+    p: float | None = 0.5  # share of units that are absent; None: what `mrreg.thin` takes by default
     k: int = 5  # steps per cycle
     backend: str | None = None  # run all of them under torch.compile with this backend
     cycles: int = 1  # timed at once
 
     @property
     def name(self) -> str:
-        options = f", p = {self.p}" * (self.p != 0.5) + f", k = {self.k}" * (self.k != 5)
+        options = ", defaults" if self.p is None else f", p = {self.p}" * (self.p != 0.5)
+        options += f", k = {self.k}" * (self.k != 5)
         return f"{self.network}, {self.optimizer}{options}{', compiled' * bool(self.backend)}"
 
 

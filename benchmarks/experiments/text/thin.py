@@ -54,7 +54,7 @@ STUDY = Regularizers(
     "regularizers-finetune",
     {
         "smoke": Config(2, 2, 16, points=1, batch=4, longest=8, timings=1, validation=4, test=4),
-        "cpu": Config(3, 90, 480, points=1, validation=400),
+        "cpu": Config(5, 90, 480, points=1, validation=400),
         "gpu": Config(10, 1000, 4000, "distilbert", 4, 32, 128, 10),
     },
     lambda config: f"{TASK}, {config.texts or 'all'} texts, encoder",
