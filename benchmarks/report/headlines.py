@@ -104,17 +104,18 @@ def _closest(pairs: Sequence[Pair], number: str) -> Pair:
 def matrix(shows: Shows, variants: bool) -> tuple[list[str], list[tuple[str, list[str]]]]:
     """Return methods, and for each task their means at equal epochs with the cost of a step in brackets.
 
-    Methods are all but the variants, or tuned thin training and dropout with their variants.
+    Methods are all but the variants, or tuned thin training and dropout with their variants, where there are any.
     """
-    names = dict.fromkeys(name for _, shown in tasks(shows) for name in shown.methods)
+    found = [each for each in tasks(shows) if not variants or not {*VARIANTS}.isdisjoint(each[1].methods)]
+    names = dict.fromkeys(name for _, shown in found for name in shown.methods)
     methods = [name for name in names if (name in (*VARIANTS, TUNED, "dropout") if variants else name not in VARIANTS)]
 
     def cell(record: Record, shown: Shown, name: str) -> str:
-        found = stats.summarize(record.numbers(shown.methods.get(name, ""), shown.metric).values())
-        cost = Pair(record, shown, name, name).cost()[0] if found.n else NONE
-        return f"{found.mean:.{3 if shown.lower else 1}f} ({cost})" if found.n else NONE
+        number = stats.summarize(record.numbers(shown.methods.get(name, ""), shown.metric).values())
+        cost = Pair(record, shown, name, name).cost()[0] if number.n else NONE
+        return f"{number.mean:.{3 if shown.lower else 1}f} ({cost})" if number.n else NONE
 
-    return methods, [(s.task, [cell(record, s, name) for name in methods]) for record, s in tasks(shows)]
+    return methods, [(s.task, [cell(record, s, name) for name in methods]) for record, s in found]
 
 
 def forest(shows: Shows) -> bytes:

@@ -121,7 +121,9 @@ def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
         run["results"][0]["accuracy at equal seconds"] = run["results"][0]["accuracy"]
         if run["method"] == "none":
             run["results"][0]["accuracy at equal seconds"] += 1.5
-    shows = [(made, [Shown("t", {name: name for name in (*thin, *rivals)}, task="a task")])]
+    names = {name: name for name in (*thin, *rivals)}
+    varied = Shown("t", {**names, headlines.VARIANTS[1]: "none"}, task="with a variant")
+    shows = [(made, [varied, Shown("t", names, task="a task")])]
     report.fill(readme, report.excerpt(shows))
     once = readme.read_text()
     assert once.startswith(f"# Title\n\n{report.BEGIN}\n| Task |")
@@ -130,7 +132,7 @@ def test_the_readme_gets_its_excerpt_and_keeps_the_rest(tmp_path: Path) -> None:
     assert f"| a task | {told} | none | ahead: +1.5 points (+1.3 to +1.6) |" in once
     methods, variants = report.thin(shows).split("\n\n")
     assert methods.endswith("| a task | 81.0 (–) | 82.0 (–) | 79.0 (–) | 80.0 (–) | 78.0 (–) |")  # noqa: RUF001
-    assert variants.endswith("| a task | 82.0 (–) | 80.0 (–) |")  # noqa: RUF001
+    assert variants.endswith("|\n| with a variant | 82.0 (–) | 80.0 (–) | 79.0 (–) |")  # noqa: RUF001
     assert "\nold\n" not in once
     report.fill(readme, report.excerpt(shows))
     assert readme.read_text() == once
