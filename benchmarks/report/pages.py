@@ -155,7 +155,7 @@ def made_with(record: Record) -> str:
 
 
 def sources(found: Sequence[Record]) -> tuple[Sources, headlines.Shows]:
-    """Return records with their sections, and the largest of each benchmark that has comparisons with those."""
+    """Return records with their sections, and of each benchmark the largest that has comparisons, with those."""
     known = {each.benchmark: REGISTERED[each.benchmark].load() for each in found if each.benchmark in REGISTERED}
     shown = [(each, known[each.benchmark].sections if each.benchmark in known else closed.sections(each))
              for each in found]  # fmt: skip
@@ -165,7 +165,7 @@ def sources(found: Sequence[Record]) -> tuple[Sources, headlines.Shows]:
         return [each for each in every if each.presets is None or record.preset in each.presets]
 
     largest = {each.benchmark: each for each in sorted(found, key=rank, reverse=True) if compared(each)}
-    return shown, [(record, compared(record)) for record in largest.values()]
+    return shown, [(largest[name], compared(largest[name])) for name in REGISTERED if name in largest]
 
 
 def write(
