@@ -33,7 +33,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(2, 100, 4, 2, 25, 16, 200, 1, data="digits"),
-    "cpu": Config(5, 1000, 600, 6),
+    "cpu": Config(5, 1000, 1500, 10),
     "gpu": Config(10, 5000, 5000, 10),
 }
 
