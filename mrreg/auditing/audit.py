@@ -1,6 +1,7 @@
 """Estimate before training the saving of multirate training."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils._pytree import tree_map_only
 from mrreg.auditing.measure import WHERE, Cost, Pass, Trace
 from mrreg.errors import check, check_int, check_type, quoted
 from mrreg.isolation import left_as_it_was
-from mrreg.module_utils import check_materialized, tensors_in
+from mrreg.module_utils import tensors_in
+from mrreg.optim.flags import living
 from mrreg.optim.param_groups import Choice, choose, read_checked
 from mrreg.theory import expected_speedup_from_costs
 
@@ -109,17 +111,19 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 4 and its appendix on cost.
     """
-    check_materialized(WHERE, "model", check_type(WHERE, "model", model, nn.Module, "an nn.Module"))
-    names = read_checked(WHERE, model)[1]
+    names = read_checked(WHERE, check_type(WHERE, "model", model, nn.Module, "an nn.Module"))[1]
     chosen = choose(WHERE, "fast", fast, names)
     check(len(chosen) < len(names), WHERE, "fast", "some of the parameters", "all of them", "Choose fewer.")
-    trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-    rule, remedy = "a choice of at least one parameter with requires_grad=True", "Unfreeze it, or choose another part."
-    check(set(chosen) & set(trained), WHERE, "fast", rule, "none", remedy)
     args, kwargs = _inputs(example_inputs)
     function = loss_fn is None or (callable(loss_fn) and not isinstance(loss_fn, type))
     check(function, WHERE, "loss_fn", "a function, or None", loss_fn, kind=TypeError)
-    with left_as_it_was(model):
+    with ExitStack() as blocks:
+        for flags in list(living):  # else parameters that optimizers have switched off would count as frozen
+            blocks.enter_context(flags.all_trainable())
+        blocks.enter_context(left_as_it_was(model))
+        trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        rule, remedy = "a choice of at least one parameter with requires_grad=True", "Unfreeze it, or choose another."
+        check(set(chosen) & set(trained), WHERE, "fast", rule, "none", remedy)
         if not model.training:
             model.train()
         step = Pass(model, args, kwargs, loss_fn or _default_loss, trained, trained[0].device)

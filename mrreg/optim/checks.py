@@ -39,7 +39,8 @@ def check_parts(where: str, parts: object) -> Pairs:
             check(kind.__name__ not in REFUSED_BASES, where, argument, rule, name, REFUSED_BASES.get(kind.__name__, ""))
         wraps = any(isinstance(value, Optimizer) for value in vars(base).values())
         check(not wraps, where, argument, rule, name, "It wraps another optimizer: give that one.")
-        check(all("lr" in g for g in base.param_groups), where, argument, "an optimizer with lr in its groups", name)
+        has_lr = all(group.get("lr") is not None for group in base.param_groups)
+        check(has_lr, where, argument, "an optimizer with a number as lr in its groups", name)
         for p in (p for group in base.param_groups for p in group["params"]):
             found = f"a tensor of shape {tuple(p.shape)} in parts {owners.get(p)} and {i}"
             check(p not in owners, where, "parts", "disjoint", found, "Give every parameter to one part.")
@@ -70,10 +71,12 @@ def initial_groups(
     for i, ((base, given), word, number) in enumerate(zip(pairs, words, phases, strict=True)):
         kind = ValueError if isinstance(word, str) else TypeError
         check(word in GRADIENTS, where, "gradient", f"one of {GRADIENTS}", word, kind=kind)
+        argument, marked = f"parts[{i}] period", any(group.get("period", 1) is None for group in base.param_groups)
+        check(given or not marked, where, argument, "given, since its groups are marked slow without a period", given)
         for group in base.param_groups:
-            argument, own = f"parts[{i}] period", group.get("period")
+            own = group.get("period")
             rule, remedy = f"{own}, as its groups say", "Give None as the pair's period to use those of the groups."
-            check(own is None or given in (None, own), where, argument, rule, given, remedy)
+            check(marked or own is None or given in (None, own), where, argument, rule, given, remedy)
             k = given if own is None else own
             k = check_int(where, argument, 1 if k is None and "period" not in group else k)
             slow_lr = group.get("slow_lr", "coupled")

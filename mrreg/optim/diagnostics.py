@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mrreg.errors import quoted, warn
-from mrreg.optim.clock import Group, is_due
+from mrreg.optim.clock import Group, has_gradient, is_due
 
-CALLS = 3  # of `step` in which fast parameters have no gradient, before it is reported
+CALLS = 3  # of `step` without a gradient, of fast parameters or of any, before it is reported
 
 
 def check_use(where: str, model: nn.Module, groups: list[Group]) -> None:
@@ -30,6 +30,7 @@ class Diagnostics:
     def __init__(self, groups: list[Group]) -> None:
         self._lacking: list[Tensor] = []  # fast, with a gradient at a joint step and none since
         self._calls = 0  # since then
+        self._idle = 0  # calls on end without any gradient
         self.loaded(groups)
 
     def loaded(self, groups: list[Group]) -> None:
@@ -42,13 +43,18 @@ class Diagnostics:
 
     def call(self, where: str, groups: list[Group]) -> None:
         """Look at a call of `step`: one without any gradient is no step, and many leave slow parts waiting forever."""
+        self._idle = 0 if has_gradient(groups) else self._idle + 1
+        if self._idle == CALLS:
+            remedy = "If the model was sharded or converted since (fully_shard), build the optimizer after that."
+            warn(f"{where}.step: no parameter had a gradient in {CALLS} calls, so that nothing moves. {remedy}")
         if self._lr is not None and groups[0]["lr"] != self._lr:
             # one of torch's schedulers, which sets "initial_lr", takes care of every group
             if all(group["lr"] == self._lr and "initial_lr" not in group for group in groups[1:]):
                 problem = "the lr of the first parameter group was changed and that of all others was not"
                 warn(f"{where}: {problem}: set it in every group.")
             self._lr = None
-        if self._differ and len({group["lr"] for group in groups}) == 1 and groups[0]["lr"] > 0:
+        begun = {group.get("swa_lr", group.get("initial_lr")) for group in groups if self._differ}  # may end alike
+        if len(begun) == len({group["lr"] for group in groups}) == 1 and groups[0]["lr"] > 0:
             self._differ = False
             problem = "the slow part began with an lr of its own, and now all parameter groups have the same"
             warn(f"{where}: {problem}: give the scheduler a list, or take slow_lr='per_gradient', which none undoes.")

@@ -20,7 +20,7 @@ from mrreg.errors import check, check_type, warn
 from mrreg.module_utils import before_all_steps, check_materialized
 from mrreg.optim.clock import Group, has_gradient, is_due
 
-_living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
+living: "weakref.WeakSet[Flags]" = weakref.WeakSet()
 
 
 def is_switched(group: Group) -> bool:
@@ -34,7 +34,7 @@ class Flags:
     def __init__(self, where: str, groups: list[Group], model: nn.Module | None) -> None:
         self._where = where
         self._ours = {p for group in groups for p in group["params"]}
-        for older in list(_living):
+        for older in list(living):
             older.let_go(self._ours)
         self.off: set[Tensor] = set()  # switched off now
         self._seen = self._seen_training = self._opens_in_eval = False  # forwards since the last step
@@ -44,7 +44,7 @@ class Flags:
         self._hooks = [] if model is None else hook_forwards(self, model, groups)
         if model is not None:
             compare_after_join(model, self, self._where, lambda flags: flags.clock)
-        _living.add(self)
+        living.add(self)
         before_all_steps(_give_back)
         self.schedule(groups)
 
@@ -140,8 +140,8 @@ def _give_back(optimizer: Optimizer, *_: object) -> None:
     """Give an ordinary optimizer the parameters that it steps on while they are off, and warn: it missed gradients."""
     if torch.compiler.is_compiling():
         return
-    own = getattr(optimizer, "_flags", None)
-    for flags in [each for each in list(_living) if each is not own and each.off]:
+    own = [getattr(each, "_flags", None) for each in (optimizer, *vars(optimizer).values())]  # of what it wraps, too
+    for flags in [each for each in list(living) if each.off and each not in own]:
         params = {p for group in optimizer.param_groups for p in group["params"]}
         if count := len(params.intersection(flags.off)):
             flags.let_go(params)

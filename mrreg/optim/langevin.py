@@ -79,7 +79,7 @@ class LangevinSGD(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in torch; its options are checked like those of the constructor."""
-        param_group |= _checked({**self.defaults, **param_group})
+        param_group |= {"noise_stream": len(self.param_groups)} | _checked({**self.defaults, **param_group})
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -113,7 +113,8 @@ def _forces(index: int, group: dict[str, Any], params: list[Tensor]) -> list[Ten
     if group["temperature"] == 0 or h == 0:
         return grads
     scale = math.sqrt(2 * (1 - group["momentum"]) * group["temperature"] / h)
-    seed = splitmix64(group["noise_seed"], index, period) + group["noise_steps"] * GOLDEN & WORD
+    stream = group.get("noise_stream", index)  # states saved by older versions have none
+    seed = splitmix64(group["noise_seed"], stream, period) + group["noise_steps"] * GOLDEN & WORD
     group["noise_steps"] += 1
     generators = {device: torch.Generator(device).manual_seed(seed) for device in {p.device for p in params}}
     return [_normal(p, generators[p.device]).mul_(scale).add_(g) for p, g in zip(params, grads, strict=True)]
@@ -135,6 +136,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     checked = dict(options)
     for name, (rule, valid) in RANGES.items():
         value = options[name]
-        plain = check_number(WHERE, name, value.item() if isinstance(value, Tensor) else value, rule, valid)
-        checked[name] = value if isinstance(value, Tensor) else plain
+        single = isinstance(value, Tensor) and value.numel() == 1
+        plain = check_number(WHERE, name, value.item() if single else value, rule, valid)
+        checked[name] = value if single else plain
     return checked

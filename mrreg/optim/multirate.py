@@ -150,7 +150,8 @@ class Multirate(Optimizer):
             raise invalid_state(f"{where}.step", problem, "Capture the model and not the optimizer.")
         now = groups[0]["clock"]
         due = [group for group in groups if is_due(group)]
-        if any(group["period"] != 1 for group in due):  # it may have been changed
+        changed = any(type(group["period"]) is not int for group in groups)  # as to NumPy's, which none could load
+        if changed or any(group["period"] != 1 for group in due):
             check_periods(where, groups)
         ends = next_syncs(groups, due, now)
         if any(part.lacks_direction() for part in self._bases):  # as in a warm-up from 0: the next step may have a rate

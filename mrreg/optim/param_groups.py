@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mrreg.distributed.checks import check_model
 from mrreg.errors import check, check_int, invalid_argument, quoted, unknown_name
+from mrreg.module_utils import check_materialized
 from mrreg.optim.clock import Group
 
 Selector: TypeAlias = str | nn.Module | Tensor | Callable[[str, Tensor], bool]
@@ -116,6 +117,7 @@ def read_checked(where: str, model: object) -> tuple[list[Group], Names]:
 def read_groups(where: str, argument: str, model: object) -> tuple[list[Group], Names]:
     """Copy the groups, each with a list of tensors as "params", and find the names of every parameter."""
     if isinstance(model, nn.Module):
+        check_materialized(where, argument, model)
         groups = [_read_group(where, argument, {"params": model.named_parameters()})]
         named: list[tuple[str | None, Tensor]] = list(model.named_parameters(remove_duplicate=False))
     elif isinstance(model, Iterable) and not isinstance(model, str | Tensor | Mapping):

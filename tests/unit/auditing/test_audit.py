@@ -32,6 +32,20 @@ def test_parts_are_counted() -> None:
     assert {name: part["parameters"] for name, part in parts.items()} == {"fast": 18, "slow": 16 + 72, "frozen": 56}
 
 
+def test_what_an_optimizer_has_switched_off_is_no_frozen_part() -> None:
+    model = network()
+    optimizer = mrreg.MultirateSGD(model, lr=0.1, k=3, fast="5")
+    expected = audited(model=model)["parts"]
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    for _ in range(2):  # between steps, and after a forward
+        assert {name: part["parameters"] for name, part in audited(model=model)["parts"].items()} == {
+            name: part["parameters"] for name, part in expected.items()
+        }
+        model(torch.randn(4, 6))
+    assert not model[0].weight.requires_grad
+
+
 def test_flops_of_the_backward_are_those_of_what_gets_a_gradient() -> None:
     flops = audited()["flops"]
     ahead = 2 * 4 * (6 * 8 + 8 * 8 + 8 * 2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import mrreg
 from mrreg import LangevinSGD
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no forward of the model was seen")  # gradients are put in by hand
@@ -118,6 +119,19 @@ def test_steps_groups_and_parameters_draw_independently() -> None:
     assert (torch.corrcoef(every) - torch.eye(len(every))).abs().max().item() < 0.13
 
 
+def test_groups_that_are_due_at_different_steps_draw_independently() -> None:
+    fast, one, other = params = [nn.Parameter(torch.zeros(1000)) for _ in range(3)]
+    noisy = LangevinSGD([{"params": [one], "phase": 0}, {"params": [other], "phase": 1}], lr=0.1, temperature=1.0)
+    model = nn.ParameterList(params)
+    optimizer = mrreg.Multirate([(torch.optim.SGD([fast], lr=0.1), 1), (noisy, 3)], model=model)
+    for _ in range(2):
+        for p in params:
+            p.grad = torch.zeros_like(p)
+        optimizer.step()
+    directions = torch.stack([optimizer.state[p]["direction"] for p in (one, other)])
+    assert abs(torch.corrcoef(directions)[0, 1].item()) < 0.13
+
+
 def test_global_random_state_is_neither_read_nor_moved() -> None:
     before = torch.get_rng_state()
     first = noise(3)
@@ -171,6 +185,7 @@ REFUSED: list[tuple[type[Exception], str, dict[str, Any]]] = [
     (ValueError, "LangevinSGD: momentum must be in [0, 1), got 1.", {"momentum": 1}),
     (ValueError, "LangevinSGD: temperature must be finite and at least 0, got -1.", {"temperature": -1}),
     (TypeError, NUMBER.format("weight_decay", NOT_NEGATIVE, "None"), {"weight_decay": None}),
+    (TypeError, NUMBER.format("lr", NOT_NEGATIVE, "tensor([0.1000, 0.2000])"), {"lr": torch.tensor([0.1, 0.2])}),
     (TypeError, "LangevinSGD: seed must be a whole number, at least 0, got 0.5.", {"seed": 0.5}),
     (ValueError, "LangevinSGD: seed must be a whole number, at least 0, got -1.", {"seed": -1}),
 ]

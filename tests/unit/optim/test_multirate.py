@@ -1,6 +1,7 @@
 """The engine: what it refuses, what it says of itself, what is a step, and how parts move."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -49,7 +50,8 @@ REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
     (ValueError, [(WithoutLr([one(2)]), 1)], {}, "lr in its groups"),
     (ValueError, [(mrreg.Multirate([(plain(), 1)]), 1)], {}, "instead of nesting"),
     (ValueError, [(grouped(period=2), 3)], {}, "2, as its groups say, got 3"),
-    (TypeError, [(grouped(period=None), None)], {}, "period must be a whole"),
+    (ValueError, [(grouped(period=None), None)], {}, "period must be given, since its groups are marked slow"),
+    (ValueError, [(plain(lr=0.1), 1), (grouped(lr=None), 2)], {}, r"parts\[1\] must be .*a number as lr in its groups"),
     (TypeError, [(plain(), 1)], {"drift": 1}, "drift must be True or False, got 1"),
     (ValueError, [(plain(), 1)], {"gradient": "average"}, "gradient must be one of .*'average'"),
     (TypeError, [(plain(), 1)], {"gradient": None}, "gradient must be one of"),
@@ -118,6 +120,17 @@ def test_a_call_without_any_gradient_is_no_step() -> None:
             train(net, optimizer, range(t, t + 1))
             train(twin, other, range(t, t + 1))
         assert same(net, twin)
+
+
+def test_calls_on_end_without_any_gradient_are_reported_once() -> None:
+    optimizer = sgd(network())
+    for call in range(7):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        assert ["no parameter had a gradient in 3 calls" in str(each.message) for each in caught] == [True] * (
+            call == 2
+        )
 
 
 def test_zero_lr_and_zero_gradients_are_no_step_but_either_alone_is() -> None:
@@ -272,7 +285,10 @@ def test_sync_steps_stay_nested_while_periods_change() -> None:
     assert [t for t, each in enumerate(due) if each[1]] == [0, 2, 4, 8, 12, 16]
 
 
-@pytest.mark.parametrize(("period", "kind"), [(0, ValueError), ("5", TypeError), (True, TypeError), (3, ValueError)])
+UNFIT = [(0, ValueError), ("5", TypeError), (True, TypeError), (3, ValueError), (1.0, TypeError)]
+
+
+@pytest.mark.parametrize(("period", "kind"), UNFIT)
 def test_a_period_that_does_not_fit_is_refused_before_anything_moves(period: Any, kind: type[Exception]) -> None:
     net = network()
     optimizer = hybrid(net)
@@ -443,8 +459,53 @@ def test_train_and_eval_reach_the_parts_that_have_them() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_models_are_refused_with_the_remedy() -> None:
     scripted: Any = torch.jit.script(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
-    remedy = "model must be a torch.nn.Module, not a scripted one, got .* Give the module that was scripted"
-    with pytest.raises(TypeError, match=f"MultirateSGD: {remedy}"):
+    remedy = "must be a torch.nn.Module, not a scripted one, got .* Give the module that was scripted"
+    with pytest.raises(TypeError, match=f"MultirateSGD: params {remedy}"):
         mrreg.MultirateSGD(scripted, lr=0.1, k=2, fast="1")
-    with pytest.raises(TypeError, match=f"audit: {remedy}"):
+    with pytest.raises(TypeError, match=f"audit: model {remedy}"):
         mrreg.audit(scripted, fast="1", example_inputs=torch.ones(1, 2))
+
+
+def test_a_period_fills_the_groups_that_split_has_marked_slow() -> None:
+    net = network()
+    optimizer = mrreg.Multirate([(torch.optim.SGD(mrreg.split(net, fast="head"), lr=0.1), 5)], model=net)
+    assert [group["period"] for group in optimizer.param_groups] == [1, 5]
+
+
+class Wrapper(Optimizer):
+    """Steps through another optimizer, whose groups it shares."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_wrapper_of_the_optimizer_leaves_the_saving_alone() -> None:
+    net = network()
+    optimizer, seen = Wrapper(mrreg.MultirateSGD(net, lr=0.1, k=3, fast="head")), []
+    for t in range(7):
+        torch.autograd.backward(loss(net, t))
+        seen.append(sum(p.grad is not None for p in net.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert seen == [seen[0], seen[1], seen[1]] * 2 + [seen[0]]
+    assert seen[1] < seen[0]
+
+
+@pytest.mark.parametrize(("gradient", "key"), [("sync", "direction"), ("mean", "direction"), ("mean", "gathered")])
+def test_a_state_that_lacks_what_is_ours_is_refused(gradient: str, key: str) -> None:
+    net = network()
+    optimizer = mrreg.MultirateAdamW(net, lr=0.1, k=3, fast="head", gradient=gradient)
+    train(net, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    for index in saved["param_groups"][1]["params"]:
+        del saved["state"][index][key]
+    with pytest.raises(ValueError, match=f"load_state_dict: .* must be saved with {key} of every parameter"):
+        optimizer.load_state_dict(saved)
+    saved["state"][0] = [1]
+    with pytest.raises(TypeError, match=r"must be saved with a mapping for each parameter, got 'list'"):
+        optimizer.load_state_dict(saved)

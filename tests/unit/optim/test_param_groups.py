@@ -209,6 +209,7 @@ REFUSED_MODELS: list[tuple[type[Exception], str, Callable[[Net], Any]]] = [
     (TypeError, MADE_OF + "'a Linear'.", lambda m: [m.out]),
     (ValueError, "split: model must be something with parameters, got []. An iterator ends after use.", lambda m: []),
     (ValueError, UNNAMED, lambda m: m.parameters()),
+    (RuntimeError, "split: the model has no shape yet for 'bias', 'weight'", lambda m: nn.LazyLinear(2)),
 ]
 
 

@@ -200,11 +200,12 @@ def test_numpy_numbers_become_pythons() -> None:
     net = network()
     numbers: dict[str, Any] = {"k": np.int32(2), "slow_lr": np.float32(0.25)}
     optimizer = mrreg.MultirateSGD(net, lr=0.25, fast=net.head, **numbers)
-    optimizer.param_groups[1]["period"] = np.int64(4)
-    train(net, optimizer, range(3))
-    kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
-    assert kinds <= {int, float, bool, str, list, tuple, type(None)}
-    assert optimizer.param_groups[1]["next_sync"] == 4
+    for period in (4, 1):
+        optimizer.param_groups[1]["period"] = np.int64(period)
+        train(net, optimizer, range(5))
+        kinds = {type(value) for group in optimizer.state_dict()["param_groups"] for value in group.values()}
+        assert kinds <= {int, float, bool, str, list, tuple, type(None)}
+    assert optimizer.param_groups[1]["next_sync"] == 10
 
 
 @pytest.mark.parametrize(("name", "slow"), [("OneCycleLR", 0.01), ("CyclicLR", "own groups"), ("SWALR", 0.01)])
@@ -219,3 +220,10 @@ def test_one_rate_for_all_groups_undoes_the_slow_one(name: str, slow: Any) -> No
     with pytest.warns(mrreg.NoEffectWarning, match="the slow part began with an lr of its own, and now all") as caught:
         train(net, optimizer, range(12), SCHEDULES[name](optimizer))
     assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_rates_of_their_own_may_end_at_the_same_one() -> None:
+    net = network()
+    optimizer = mrreg.MultirateSGD(net, lr=0.1, k=3, fast="head", slow_lr=0.01)
+    train(net, optimizer, range(8), torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6, eta_min=1e-4).step)
