@@ -1,11 +1,11 @@
 """Drive the masks of a model from the steps of its optimizers."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from typing_extensions import Self
 
 from mrreg.distributed.checks import check_model
 from mrreg.distributed.join import compare_after_join
@@ -18,7 +18,7 @@ from mrreg.masks.status import masks_in, positions
 from mrreg.module_utils import join, within
 
 
-class Attachment:
+class Attachment(AbstractContextManager["Attachment"]):
     """Handle of `attach`: `remove()` makes the masks dense and undriven again; also a context manager.
 
     Printed, it says which masks are driven by which optimizer, and where they are in their cycle.
@@ -50,9 +50,6 @@ class Attachment:
         for hooks in self._hooks:
             hooks.stop()
         self._hooks = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.remove()
@@ -102,10 +99,6 @@ def attach(
         3
 
     Note:
-        All ranks of a distributed training draw the same masks, without communication, whatever their random state.
-        Plain DistributedDataParallel is right for masks, but blocks of thin models need `find_unused_parameters=True`.
-        Apply `fully_shard` to masks or to modules around them, before the optimizer is built.
-
         Where masks are driven already, the new handle takes over: the old one is removed, whatever it drives. If attach
         raises, nothing has changed. Copies of an attached optimizer have no hooks (torch drops them): attach them to
         the copy of the model.

@@ -72,7 +72,6 @@ def initial_groups(
         kind = ValueError if isinstance(word, str) else TypeError
         check(word in GRADIENTS, where, "gradient", f"one of {GRADIENTS}", word, kind=kind)
         argument, marked = f"parts[{i}] period", any(group.get("period", 1) is None for group in base.param_groups)
-        check(given or not marked, where, argument, "given, since its groups are marked slow without a period", given)
         for group in base.param_groups:
             own = group.get("period")
             rule, remedy = f"{own}, as its groups say", "Give None as the pair's period to use those of the groups."

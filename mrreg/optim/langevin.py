@@ -39,7 +39,8 @@ class LangevinSGD(torch.optim.Optimizer):
         weight_decay: At least 0; added to the gradient. Paper: omega.
         maximize: Climb instead of descend.
         foreach: Use the multi-tensor update; default: where torch does.
-        seed: Seed of the noise: give two optimizers different ones, and all ranks of a distributed run the same.
+        seed: The noise follows from it, group, period and number of draws, and from no global random state. Give two
+            optimizers different ones, and all ranks of a distributed run the same.
 
     Raises TypeError or ValueError for a number of another kind or out of range.
 
@@ -52,9 +53,6 @@ class LangevinSGD(torch.optim.Optimizer):
         ...     optimizer.step()
         >>> round(theta.var().item(), 2)
         0.04
-
-    Note:
-        The global random state is neither read nor moved: noise follows from seed, group, period and number of draws.
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, eq. 2 and appendix A.

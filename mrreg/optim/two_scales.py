@@ -113,6 +113,8 @@ class MultirateAdamW(TwoScales):
         d_S <- AdamW's at the new gradient       if t mod k == 0
         theta_S <- theta_S - lr * d_S            every step
 
+    Its size is lr whatever the gradient, so that holding it multiplies the noise: try `slow_lr="per_gradient"` first.
+
     Args: those of `MultirateSGD`, and the options of `torch.optim.AdamW`; weight_decay is part of the direction.
 
     Example:
@@ -122,10 +124,6 @@ class MultirateAdamW(TwoScales):
         >>> optimizer = mrreg.MultirateAdamW(model, lr=2e-5, k=5, fast="2", slow_lr="per_gradient", weight_decay=0.1)
         >>> [(group["period"], group["weight_decay"]) for group in optimizer.param_groups]
         [(1, 0.1), (5, 0.1)]
-
-    Note:
-        Adam's step has size lr whatever the gradient, so holding it for k steps at the coupled lr multiplies the noise;
-        `slow_lr="per_gradient"` is the better start for fine-tuning.
     """
 
     base = torch.optim.AdamW

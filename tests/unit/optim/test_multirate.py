@@ -50,7 +50,7 @@ REFUSED: list[tuple[type[Exception], Any, dict[str, Any], str]] = [
     (ValueError, [(WithoutLr([one(2)]), 1)], {}, "lr in its groups"),
     (ValueError, [(mrreg.Multirate([(plain(), 1)]), 1)], {}, "instead of nesting"),
     (ValueError, [(grouped(period=2), 3)], {}, "2, as its groups say, got 3"),
-    (ValueError, [(grouped(period=None), None)], {}, "period must be given, since its groups are marked slow"),
+    (TypeError, [(grouped(period=None), None)], {}, "period must be a whole"),
     (ValueError, [(plain(lr=0.1), 1), (grouped(lr=None), 2)], {}, r"parts\[1\] must be .*a number as lr in its groups"),
     (TypeError, [(plain(), 1)], {"drift": 1}, "drift must be True or False, got 1"),
     (ValueError, [(plain(), 1)], {"gradient": "average"}, "gradient must be one of .*'average'"),
