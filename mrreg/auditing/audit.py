@@ -1,7 +1,6 @@
 """Estimate before training the saving of multirate training."""
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -117,10 +116,9 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
     args, kwargs = _inputs(example_inputs)
     function = loss_fn is None or (callable(loss_fn) and not isinstance(loss_fn, type))
     check(function, WHERE, "loss_fn", "a function, or None", loss_fn, kind=TypeError)
-    with ExitStack() as blocks:
-        for flags in list(living):  # else parameters that optimizers have switched off would count as frozen
-            blocks.enter_context(flags.all_trainable())
-        blocks.enter_context(left_as_it_was(model))
+    for flags in list(living):  # else what optimizers have switched off would count as frozen
+        flags.close()
+    with left_as_it_was(model):
         trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         rule, remedy = "a choice of at least one parameter with requires_grad=True", "Unfreeze it, or choose another."
         check(set(chosen) & set(trained), WHERE, "fast", rule, "none", remedy)

@@ -42,7 +42,7 @@ def fitted(where: str, saved: Any, groups: list[Group], state: State, order: lis
         _check_group(where, argument, current, group)
         merged.append({key: current[key] for key in FIXED} | INITIAL_CLOCK | {"next_sync": current["phase"]} | group)
         for p, key in zip(current["params"], group["params"], strict=True):
-            _check_state(where, argument, merged[-1], p, saved["state"].get(key), state.get(p) or {})
+            _check_state(where, argument, merged[-1], p, saved["state"].get(key) or {}, state.get(p) or {})
     _check_clock(where, merged)
     kept = {k: v for k, v in saved["state"].items() if not (isinstance(v, Mapping) and STATELESS in v)}
     return {**saved, "state": kept, "param_groups": merged}
@@ -102,16 +102,14 @@ def _check_clock(where: str, groups: list[Group]) -> None:
     check_periods(where, groups)
 
 
-def _check_state(where: str, argument: str, group: Group, p: Tensor, saved: Any, live: Mapping[str, Any]) -> None:
+def _check_state(where: str, argument: str, group: Group, p: Tensor, saved: Any, live: Any) -> None:
     """Refuse state without what is ours, and that of another model: what is ours, or has the parameter's shape now."""
-    rule = "saved with a mapping for each parameter"
-    check(saved is None or isinstance(saved, Mapping), where, argument, rule, type(saved).__name__, kind=TypeError)
     if saved and STATELESS not in saved and 0 <= group["last_sync"] < group["next_sync"] - 1:  # is between gradients
         there = {key for key, value in saved.items() if value is not None}
         moves = not group["drift"] or not there.isdisjoint({DIRECTION, BUFFER, RESTING})
         lost = DIRECTION if not moves else "" if group["gradient"] == "sync" or GATHERED in there else GATHERED
         check(not lost, where, argument, f"saved with {lost} of every parameter that trains", "one without")
-    for key, value in (saved or {}).items():
+    for key, value in saved.items():
         shape = getattr(value, "shape", None)
         if value is not None and (key in {DIRECTION, GATHERED} or getattr(live.get(key), "shape", None) == p.shape):
             rule, found = f"saved with {key} of shape {tuple(p.shape)}", value if shape is None else tuple(shape)

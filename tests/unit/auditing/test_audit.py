@@ -43,6 +43,8 @@ def test_what_an_optimizer_has_switched_off_is_no_frozen_part() -> None:
             name: part["parameters"] for name, part in expected.items()
         }
         model(torch.randn(4, 6))
+    optimizer.step()
+    model(torch.randn(4, 6))
     assert not model[0].weight.requires_grad
 
 

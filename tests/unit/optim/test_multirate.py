@@ -506,6 +506,3 @@ def test_a_state_that_lacks_what_is_ours_is_refused(gradient: str, key: str) -> 
         del saved["state"][index][key]
     with pytest.raises(ValueError, match=f"load_state_dict: .* must be saved with {key} of every parameter"):
         optimizer.load_state_dict(saved)
-    saved["state"][0] = [1]
-    with pytest.raises(TypeError, match=r"must be saved with a mapping for each parameter, got 'list'"):
-        optimizer.load_state_dict(saved)
