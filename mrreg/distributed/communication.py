@@ -12,7 +12,7 @@ def reduce_due(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Te
 
     A fast step then sends the fast part's gradients alone, so that a cycle of k steps sends k * |theta_F| + |theta_S|
     entries instead of k * |theta|. The gradients are those of plain DistributedDataParallel: bit for bit on two ranks,
-    and to rounding on more. Buckets in which all or none are due cost no copy.
+    and to rounding on more.
 
     `group` is the process group (None: the default one). The result is a future of the bucket's memory.
 
@@ -34,14 +34,11 @@ def reduce_due(group: dist.ProcessGroup | None, bucket: GradBucket) -> Future[Te
         ready: Future[Tensor] = Future()
         ready.set_result(memory)
         return ready
-    whole = sum(g.numel() for g in due) == memory.numel()
-    sent = memory if whole else torch.cat([g.flatten() for g in due])
-    sent.div_(dist.get_world_size(group))
+    sent = torch.cat([g.flatten() for g in due]).div_(dist.get_world_size(group))
 
     def arrived(_: Future[Tensor]) -> Tensor:
-        if not whole:
-            for g, part in zip(due, torch.split(sent, [g.numel() for g in due]), strict=True):
-                g.copy_(part.view(g.shape))
+        for g, part in zip(due, torch.split(sent, [g.numel() for g in due]), strict=True):
+            g.copy_(part.view(g.shape))
         return memory
 
     sending: Future[Tensor] = dist.all_reduce(sent, group=group, async_op=True).get_future()

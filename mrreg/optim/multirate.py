@@ -67,8 +67,7 @@ class Multirate(Optimizer):
 
     Note:
         The clock counts the calls of `step` that find a gradient and are not skipped by a gradient scaler. A group's
-        "period" may be changed; it is read at its sync steps. Unlike in the paper, Algorithm 2 takes the first fast
-        gradient of a cycle before the slow parameters move.
+        "period" may be changed; it is read at its sync steps.
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 3.

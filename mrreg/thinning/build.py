@@ -1,6 +1,7 @@
 """`thin`: find the groups of units of a model, try them, and make the model thin."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +20,7 @@ from mrreg.thinning.grouping import find
 from mrreg.thinning.paths import Path, Ran, copied, forward
 from mrreg.thinning.report import ThinEntry, ThinReport, fitting, signature
 from mrreg.thinning.trial import admit, draws, thinned
-from mrreg.thinning.twin import LOG, WHERE, Inputs, named_tensors, read_inputs, state_kept
+from mrreg.thinning.twin import WHERE, Inputs, named_tensors, read_inputs, state_kept
 
 Choose = Callable[[list[ThinEntry]], list[ThinEntry]]
 FindBlocks = Callable[[nn.Module, Inputs, Path], list[ThinEntry]]
@@ -44,9 +45,8 @@ def thin(
     all are present, and those that were absent move by `boost` times the optimizer's update. With n units of which m
     are kept, consumers read n/m times what the kept ones compute. Evaluation always uses the whole network.
 
-    Groups are found by following one forward of a float64 copy with random weights, and admitted if the model's own
-    code computes the same with absent units left out as with the columns that read them at zero, in evaluation and in
-    training mode, to 1e-9. The model, its buffers and hooks and all random states are only read.
+    Groups are found in a float64 copy with random weights, and admitted if the model's own code computes the same with
+    absent units left out as with the columns that read them at zero. The model and all random states are only read.
 
     `mrreg.attach(optimizer, model)` drives the steps; `mrreg.unwrap(model)` gives the plain model back.
 
@@ -138,14 +138,12 @@ def search(
         remedy = "Search on a copy that has values, and give its report as the plan."
         raise invalid_state(WHERE, f"the model has no values for {quoted(meta)}, which are on the meta device", remedy)
     with copied(model, example_inputs) as (twin, paths, plain):
-        LOG.info("%s: looking for groups of units", WHERE)
         found = find(twin, read_inputs(example_inputs))
         found = [replace(each, reason=each.reason or unfit(model, each)) for each in found]
         found += blocks_of(twin, read_inputs(example_inputs), paths[0])
         groups, inputs = choose(sorted(found, key=lambda each: bool(each.reason))), read_inputs(example_inputs)
         asked = [group for group in groups if not group.reason]
         units, blocks = ([each for each in asked if bool(each.blocks) == off] for off in (False, True))
-        LOG.info("%s: trying %d of %d groups", WHERE, len(units), len(groups))
         tried, overrides = admit(twin, inputs, units, paths)
         entries = {each.name: each for each in (*groups, *tried, *(replace(each, admitted=True) for each in blocks))}
         units = [each for each in tried if each.admitted]
@@ -168,10 +166,8 @@ def _flops(twin: nn.Module, inputs: Inputs, path: Path) -> int:
 
     with state_kept(twin), FlopCounterMode(display=False) as counter:
         if leaving := [tensor.sum() for tensor in forward(twin, inputs, path)[0] if tensor.requires_grad]:
-            try:
+            with suppress(RuntimeError):  # then those of the backward pass are not counted
                 sum(leaving).backward()  # type: ignore[union-attr]
-            except RuntimeError as error:
-                LOG.info("%s: FLOPs of the backward pass are not counted: %s", WHERE, error)
     twin.zero_grad()
     return int(counter.get_total_flops())
 

@@ -1,7 +1,6 @@
 """A copy of a model with random weights, on which thinning is tried: the model itself is only read."""
 
 import gc
-import logging
 import random
 import re
 import sys
@@ -25,7 +24,6 @@ from mrreg.masks.attention import attend
 from mrreg.module_utils import tensors_in
 
 WHERE = "thin"
-LOG = logging.getLogger("mrreg")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 RANDOM_OPERATION = re.compile(r".*(bernoulli|uniform|rand(?!n)).*")  # normal noise drops nothing
