@@ -59,7 +59,7 @@ class MaskedForward:
     def show(self, tensor: MaskedTensor, value: Tensor) -> Tensor:
         """Return the present entries of a parameter or buffer."""
         # what is made in a checkpoint belongs to its graph, or to none: it is made again at each read, as it will be
-        apart = not tensor.is_buffer and (self._in_backward or _autograd_mode() != self._outside)
+        apart = not tensor.writable and (self._in_backward or _autograd_mode() != self._outside)
         self._has_checkpoint |= apart
         found = None if apart else self._gathered.get(tensor)
         if found is not None and found[0] is value:
@@ -75,7 +75,7 @@ class MaskedForward:
             small.requires_grad_()
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
-        if not (tensor.is_buffer or (apart and torch.is_grad_enabled())):
+        if not (tensor.writable or (apart and torch.is_grad_enabled())):
             self._read.append((tensor, small, version_of(small)))
         if not apart:
             self._gathered[tensor] = value, small
@@ -147,7 +147,7 @@ def _autograd_mode() -> tuple[bool, object]:
 def _keep_buffers(gathered: Iterable[tuple[MaskedTensor, Tensor, Tensor]]) -> None:
     """Write buffers back after a forward: BatchNorm has moved the statistics of channels that are present."""
     for tensor, whole, small in gathered:
-        if tensor.is_buffer and small is not whole:
+        if tensor.writable and small is not whole:
             tensor.shown(whole).put(small, whole)
 
 

@@ -38,7 +38,7 @@ class _Tensor:
 
     off = False  # all of it is absent, with its block
     reads_all = False  # what forwards read is the tensor itself
-    is_buffer = False  # in the module, whatever functional_call puts in its place
+    writable = False  # by forwards: a buffer, such as a statistic, that reads no units
     cuts: Any = True  # what takes a part of it away
     entries: _Parts  # that an optimizer sees in this cycle
     shown: _Parts  # that forwards read
@@ -127,7 +127,8 @@ class GatheredTensor(_Tensor):
         self.lengths = {dim: each[0].slot.length for dim, each in cuts.items()}
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102
-        self.is_buffer = not isinstance(value, nn.Parameter)
+        roles = {each.slot.role for cuts in self.cuts.values() for each in cuts}
+        self.writable = not isinstance(value, nn.Parameter) and "consumer" not in roles
         if self.block is not None:
             group, number = self.block
             self.off = number not in subsets[group.name]

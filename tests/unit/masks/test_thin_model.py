@@ -245,6 +245,32 @@ def test_forwards_of_two_threads_take_turns() -> None:
     assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
+class Fixed(nn.Module):
+    """Reads its units by a buffer, as fixed random projections are."""
+
+    fixed: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+        self.register_buffer("fixed", torch.randn(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(torch.tanh(self.up(x)), self.fixed)
+
+
+@pytest.mark.parametrize("how", ["left out", "zeroed", "compiled"])
+def test_a_buffer_that_reads_units_stays_as_it_is(how: str) -> None:
+    units = group("up", 8, 4, producer=[("up.weight", 0), ("up.bias", 0)], consumer=[("fixed", 1)])
+    model = install(Fixed().double(), [replace(units, zeroed=how == "zeroed")], k=5)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    mrreg.attach(optimizer, model)
+    before = model.fixed.clone()
+    called: Any = torch.compile(model, backend="eager") if how == "compiled" else model
+    train(called, optimizer, range(3))
+    assert torch.equal(as_bits(model.fixed), as_bits(before))
+
+
 class Optional(nn.Module):
     """Reads its hidden units in two ways, of which the second is not searched."""
 

@@ -173,6 +173,30 @@ def test_a_buffer_that_the_forward_replaces_by_a_small_one_is_refused(read: bool
     assert not model.average.any()
 
 
+class Prototypes(Net):
+    """Reads its units by a buffer that training forwards move."""
+
+    prototypes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("prototypes", torch.randn(2, 16))
+
+    def forward(self, x: Tensor) -> object:
+        hidden = torch.relu(self.up(x))
+        output = nn.functional.linear(hidden, self.prototypes.clone())
+        if self.training:
+            self.prototypes.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        return output
+
+
+@pytest.mark.filterwarnings("ignore:thin. no group")
+def test_units_that_a_buffer_reads_which_the_forward_moves_are_refused() -> None:
+    _, report = mrreg.thin(Prototypes(), example_inputs=X)
+    assert "the forward writes to 'prototypes', of which it sees only what is present" in report["up"].reason
+    assert not report["up"].admitted
+
+
 class Checkpointed(Net):
     """Recomputes a layer; if `in_training`, in training mode alone."""
 
