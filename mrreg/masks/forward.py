@@ -24,6 +24,7 @@ from mrreg.module_utils import join, may_be_differentiated, rebuild_attributes, 
 
 Forward = Callable[..., Any]
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # from torch 2.7 on
+_in_transform = torch._C._are_functorch_transforms_active
 _is_fx_tracing = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
 OTHER_PATH = (
     "units are absent in this step. If it runs without thin, example_inputs took another path: search with that."
@@ -71,7 +72,7 @@ class MaskedForward:
         small = tensor.gather(value)
         if small is value:
             return value
-        if value.requires_grad and not small.requires_grad:  # without gradients: kernels are chosen by it all the same
+        if value.requires_grad and not (small.requires_grad or _in_transform()):  # kernels are chosen by it
             small.requires_grad_()
         if attributes := getattr(value, "__dict__", None):  # other libraries keep what they need on the parameter
             small.__dict__.update(attributes)
@@ -147,7 +148,7 @@ def _autograd_mode() -> tuple[bool, object]:
 def _keep_buffers(gathered: Iterable[tuple[MaskedTensor, Tensor, Tensor]]) -> None:
     """Write buffers back after a forward: BatchNorm has moved the statistics of channels that are present."""
     for tensor, whole, small in gathered:
-        if tensor.writable and small is not whole:
+        if tensor.writable and small is not whole and not _in_transform():  # in one, torch lets nothing write to them
             tensor.shown(whole).put(small, whole)
 
 

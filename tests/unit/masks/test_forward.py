@@ -71,6 +71,38 @@ def test_forward_derivatives_need_no_graph() -> None:
     assert made.tangent is not None
 
 
+jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "grad": (lambda f, x: torch.func.grad(lambda z: f(z).sum())(x), lambda f, x: jacobian(f, x).sum((0, 1))),
+    "vmap of grad": (
+        lambda f, x: torch.func.vmap(torch.func.grad(lambda z: f(z[None]).sum()))(x),
+        lambda f, x: jacobian(f, x).sum((0, 1)),
+    ),
+    "jacrev": (lambda f, x: torch.func.jacrev(f)(x), jacobian),
+    "jacfwd": (lambda f, x: torch.func.jacfwd(f)(x), jacobian),
+    "hessian": (
+        lambda f, x: torch.func.hessian(lambda z: f(z).sum())(x),
+        lambda f, x: hessian(lambda z: f(z).sum(), x),
+    ),
+    "vjp": (
+        lambda f, x: torch.func.vjp(f, x)[1](f(x))[0],
+        lambda f, x: (f(x).flatten() @ jacobian(f, x).flatten(0, 1).flatten(1)).view_as(x),
+    ),
+    "jvp": (lambda f, x: torch.func.jvp(f, (x,), (x,))[1], lambda f, x: torch.tensordot(jacobian(f, x), x, 2)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", MODELS)
+def test_transforms_of_torch_func_differentiate_the_masked_forward(name: str, transform: str) -> None:
+    model, _, x = _driven(name)
+    for module in model.modules():  # no transform takes statistics that move
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()
+    found, expected = (each(model, x) for each in TRANSFORMS[transform])
+    torch.testing.assert_close(found, expected)
+
+
 TRACES: list[Any] = [torch.jit.trace]
 if hasattr(torch.compiler, "is_exporting"):  # an older torch does not tell an export from a compilation
     TRACES.append(lambda model, x: torch.export.export(model, (x,)))
