@@ -138,7 +138,7 @@ def attach(
         compare_after_join(whole, each, WHERE, lambda optimizer: optimizer.param_groups[0].get(CLOCK, 0))
         hooks.register(each)
         for mask in hooks.masks:
-            mask.handle = handle
+            mask.handle, mask.leave_step = handle, hooks.leave
             mask.plain = plain[hooks].intersection(id(p) for _, p in mask.masked_parameters())
         hooks.sync_masks(each)
     _warn_if_never_absent(mask for _, mask, _ in masks if joint)

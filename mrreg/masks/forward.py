@@ -206,6 +206,7 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         with mask.lock if mask.overrides else nullcontext():
             return forward(module, *args, **kwargs)
     mask.forward_ran = True
+    mask.leave_step()
     with mask.lock, MaskedForward(mask, module) as running:
         rebuild_attributes([module])  # by its own hooks, which ran before
         output = forward(module, *args, **kwargs)

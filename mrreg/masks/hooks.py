@@ -150,9 +150,15 @@ class MaskStepHooks:
                 leaf.enter(optimizer, *places[id(p)], tensor, self._steps)
                 self._inside.append(leaf)
 
+    def leave(self) -> None:
+        """Undo a step that failed, before the next forward: whoever reads the groups then finds parameters."""
+        if (self._inside or self._aside) and (optimizer := self.optimizer()) is not None:
+            self._leave(optimizer)
+
+    @torch.no_grad()
     def _leave(self, optimizer: Optimizer, completed: bool = False) -> None:
         """Give parameters their places back; what a step that is not completed has done is lost."""
-        cleared = completed and self._inside and all(each.leaf.grad is None for each in self._inside)
+        cleared = self._inside and all(each.leaf.grad is None for each in self._inside)
         while self._inside:
             self._inside.pop().leave(optimizer, completed)
         while self._aside:

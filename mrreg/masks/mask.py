@@ -85,6 +85,7 @@ class Mask:
         self.drawn: Any = None  # what the subsets were drawn from
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
+        self.leave_step: Callable[[], None] = lambda: None  # one that failed
         self.path, self.first = "", 0
         self.plain: frozenset[int] | None = None  # ids of parameters whose update is a multiple of their gradient
 

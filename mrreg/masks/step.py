@@ -61,8 +61,12 @@ class Leaf:
         self._params[self._place] = self.parameter
         self._state = optimizer.state.pop(self.leaf, {})
         gradient, self._gradient = self._gradient, None  # its memory is free once the user lets it go
-        if self.parameter.grad is None and not (completed and self.leaf.grad is None):  # else the step has cleared it
+        small = self.leaf.grad  # None if the step has cleared it, or `zero_grad` after one that failed
+        if small is not None and self.parameter.grad is None:
             self.parameter.grad = gradient
+        unscaled = getattr(optimizer, "grad_scale", None) is not None  # by a fused step, which no version tells
+        if small is not None and (unscaled or self._version is None or version_of(small) != self._version):
+            self._entries.put(local(small), local(gradient))
         if not completed:
             return
         self._entries.put(local(self.leaf), local(self.parameter))
@@ -72,10 +76,6 @@ class Leaf:
             values = replaced(self._state, lambda path, value: self._whole(path, value, before.get(path)))
             whole.clear()
             whole.update(values)
-        small = self.leaf.grad
-        unscaled = getattr(optimizer, "grad_scale", None) is not None  # by a fused step, which no version tells
-        if small is not None and (unscaled or self._version is None or version_of(small) != self._version):
-            self._entries.put(local(small), local(gradient))
 
     def _take(self, path: Path, value: Tensor) -> Tensor:
         """Gather kept entries, into the memory of the last step where it fits."""

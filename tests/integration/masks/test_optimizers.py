@@ -168,6 +168,22 @@ def test_what_is_held_survives_a_step_that_fails_half_way(then: str) -> None:
     assert as_they_were(held)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_forward_after_a_step_that_failed_gives_the_groups_their_parameters_back(set_to_none: bool) -> None:
+    """Those who clip, or unscale, what is in the groups find the gradients of the new loss there, and those alone."""
+    model, optimizer = driven(OPTIMIZERS["sgd"], k=6)
+    train(model, optimizer, 1)
+    optimizer.param_groups[0]["lr"] = "broken"
+    with pytest.raises(TypeError):
+        train_step(model, optimizer, batch(1))
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.zero_grad(set_to_none=set_to_none)
+    loss = loss_of(model(batch(2)))
+    expected = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close([p.grad for p in optimizer.param_groups[0]["params"]], list(expected))
+
+
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
 def test_calls_that_are_not_steps_do_not_move_the_clock(lr: Any) -> None:
     model, optimizer = driven(lambda p: torch.optim.AdamW(p, lr=lr))
