@@ -80,7 +80,7 @@ class Mask:
 
     def _rest(self) -> None:
         self.masking = self.attached = self.told = False  # told: that nothing drives it
-        self.forward_ran = False  # a masked one
+        self.unseen = tuple({name for each in self.tensors.values() for name in each.groups})  # by masked forwards
         self.step = object()  # which every optimizer step replaces
         self.drawn: Any = None  # what the subsets were drawn from
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
@@ -202,15 +202,19 @@ class Mask:
                 warn(f"{self.where}: {problem}. Call mrreg.attach(optimizer, model).")
 
     def warn_if_unused(self) -> None:
-        """Warn once that a masked step ended whose gradients come from whole forwards."""
-        if not self.masking or self.forward_ran:
-            return
-        if any(p.grad is not None and local(p.grad).any() for _, p in self.masked_parameters()):
-            self.forward_ran = True  # once
+        """Warn once that absent entries got a gradient, and no masked forward has left them out."""
+        found = []
+        for name, p in self.masked_parameters() if self.masking and self.unseen else ():
+            tensor, grad = self.tensors[name], p.grad
+            if grad is not None and not (tensor.off or tensor.groups.isdisjoint(self.unseen)):
+                here = local(grad)
+                found += [name] if here.count_nonzero() > tensor.entries(p).take(here).count_nonzero() else []
+        if found:
+            self.unseen = ()  # once
             kind = type(self.root()).__name__
-            problem = f"the mask of a {kind} has no effect: what is absent got a gradient, yet its forward has not run"
-            remedy = "Call the masked module itself in training mode, or mask the module that your loop calls"
-            warn(f"attach: {problem}. {remedy}.")
+            problem = f"the mask of a {kind} has no effect on {quoted(found)}: what is absent of it got a gradient"
+            remedy = "Call the masked module itself in training mode, let its forward read parameters as attributes"
+            warn(f"attach: {problem}. {remedy}, or mask the module that your loop calls.")
 
     def detach(self) -> None:
         """Become dense and undriven, also in what hooks of torch.nn.utils have computed from the parameters."""

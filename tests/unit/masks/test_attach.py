@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -347,15 +348,62 @@ def _step(model: nn.Module, call: Any, penalty: float = 0.0) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: mrreg.mask(Reading(), {"layer": 0.5}, k=5), lambda: mrreg.MultirateMask(nn.Linear(4, 4)).eval()]
-)
-def test_a_weight_that_is_used_past_its_mask_is_reported_once(make: Any) -> None:
+class Listing(Reading):
+    """Reads its parameters by their names."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, dict(self.named_parameters())["layer.weight"])
+
+
+class Later(Reading):
+    """Goes on after it has returned."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        yield self.layer(x)
+
+
+class Elsewhere(nn.Module):
+    """Scales by the number of its units, and has two layers that may read them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.one, self.two = nn.Linear(4, 16), nn.Linear(16, 2), nn.Linear(16, 2)
+
+    def forward(self, x: torch.Tensor, task: str = "one") -> Any:
+        units = self.up(x)
+        return self.get_submodule(task)(torch.tanh(units / units.shape[-1]))
+
+
+def _hooked() -> nn.Module:
+    """Has a weight that a hook makes from another one before the forward."""
+    layer: Any = nn.Linear(4, 4)
+    layer.weight_orig = layer._parameters.pop("weight")
+    layer.register_forward_pre_hook(lambda module, _: setattr(module, "weight", module.weight_orig * 0.5))
+    return layer  # type: ignore[no-any-return]
+
+
+PAST: dict[str, tuple[str, Callable[[], Any]]] = {
+    "the weight alone": ("Linear", lambda: mrreg.mask(Reading(), {"layer": 0.5}, k=5)),
+    "evaluation": ("Linear", lambda: mrreg.MultirateMask(nn.Linear(4, 4)).eval()),
+    "by name": ("Listing", lambda: mrreg.MultirateMask(Listing())),
+    "in a hook": ("Linear", lambda: mrreg.MultirateMask(_hooked())),
+    "in a generator": ("Later", lambda: mrreg.MultirateMask(Later())),
+    "by another layer": ("Elsewhere", lambda: mrreg.thin(Elsewhere(), p=0.5, k=5, example_inputs=torch.ones(2, 4))[0]),
+}
+
+
+@pytest.mark.parametrize("how", PAST)
+def test_a_weight_that_is_used_past_its_mask_is_reported_once(how: str) -> None:
+    kind, make = PAST[how]
     model = make()
-    with pytest.warns(
-        mrreg.NoEffectWarning, match=r"the mask of a Linear has no effect.* in training mode, or mask the module that"
-    ) as caught:
-        _step(model, model)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        output = model(x, "two") if kind == "Elsewhere" else model(x)
+        return next(output) if kind == "Later" else output  # type: ignore[no-any-return]
+
+    problem = rf"attach: the mask of a {kind} has no effect on '.*weight.* in training mode, .*or mask the module that"
+    with pytest.warns(mrreg.NoEffectWarning, match=problem) as caught:
+        _step(model, call)
     assert len(caught) == 1
     assert caught[0].filename == __file__
 
