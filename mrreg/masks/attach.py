@@ -13,7 +13,7 @@ from mrreg.errors import check, check_int, check_type, invalid_state, quoted, wa
 from mrreg.masks.clock import CLOCK, read_clock
 from mrreg.masks.hooks import MaskStepHooks, check_fast
 from mrreg.masks.mask import Mask
-from mrreg.masks.optimizers import WHERE, examine, inner_optimizer
+from mrreg.masks.optimizers import WHERE, inner_optimizer
 from mrreg.masks.status import masks_in, positions
 from mrreg.module_utils import join, within
 
@@ -125,10 +125,10 @@ def attach(
         if owner is not None:
             step_hooks[owner].masks.append(mask)
             step_hooks[owner].roots.append(mask.root())
-    pairs, plain = list(zip(optimizers, step_hooks, strict=True)), {}
+    pairs, plain = list(zip(optimizers, step_hooks, strict=True)), dict[Mask, frozenset[int]]()
     for each, hooks in pairs:
         read_clock(WHERE, each.param_groups, hooks.seed, hooks.masks)
-        plain[hooks] = examine(each, {id(p) for mask in hooks.masks for _, p in mask.masked_parameters()})
+        plain |= hooks.examine(each)
     handle = Attachment(step_hooks)
     for name, mask, first in masks:
         if mask.handle is not None:
@@ -139,7 +139,7 @@ def attach(
         hooks.register(each)
         for mask in hooks.masks:
             mask.handle, mask.leave_step = handle, hooks.leave
-            mask.plain = plain[hooks].intersection(id(p) for _, p in mask.masked_parameters())
+            mask.plain = plain[mask]
         hooks.sync_masks(each)
     _warn_if_never_absent(mask for _, mask, _ in masks if joint)
     return handle

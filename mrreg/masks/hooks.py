@@ -26,7 +26,7 @@ from mrreg.distributed.sharding import any_nonzero, is_sharded, local
 from mrreg.errors import invalid_argument, invalid_state
 from mrreg.masks.clock import CLOCK, CYCLE, KEPT, KEYS, SEED, StepTimer, kept_units, read_clock
 from mrreg.masks.mask import Mask
-from mrreg.masks.optimizers import WHERE, leaves
+from mrreg.masks.optimizers import WHERE, examine, leaves
 from mrreg.masks.step import Call, Leaf, with_closure
 from mrreg.masks.tensors import MaskedTensor
 from mrreg.module_utils import before_all_steps
@@ -41,6 +41,7 @@ class MaskStepHooks:
         self.roots: list[nn.Module] = []  # what a mask knows weakly
         self._steps, self._had_gradients = 0, False  # how many there were; whether the last began with gradients
         self._leaves: dict[int, Leaf] = {}
+        self._examined = set[int]()  # ids of parameters
         self._inside: list[Leaf] = []  # those in this step
         self._aside: list[tuple[Tensor, Tensor]] = []  # parameters of blocks that are off, and their gradients
         self._moving: list[tuple[MaskedTensor, Tensor, Tensor, float]] = []  # values before a joint step, and boost
@@ -76,6 +77,14 @@ class MaskStepHooks:
         if not at_exit():  # modules, `sys` too, are half gone then
             while self.masks:
                 self.masks.pop().detach()
+
+    def examine(self, optimizer: Optimizer) -> dict[Mask, frozenset[int]]:
+        """Return the ids of parameters that move by their gradient, by mask; of those that have not been examined."""
+        new = {id(p) for group in optimizer.param_groups for p in group["params"]} - self._examined
+        found = {mask: new.intersection(id(p) for _, p in mask.masked_parameters()) for mask in self.masks}
+        plain = examine(optimizer, set().union(*found.values()))
+        self._examined |= new
+        return {mask: plain & ids for mask, ids in found.items()}
 
     def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
@@ -130,6 +139,9 @@ class MaskStepHooks:
                     raise invalid_state(WHERE, "fully_shard came after the optimizer, which moves nothing now", remedy)
                 if group := group_of.get(id(p)):
                     check_fast(group, name)
+                    if id(p) not in self._examined:  # its group was added since
+                        for each, plain in self.examine(optimizer).items():
+                            each.plain = plain | (each.plain or frozenset())
                     state = leaves(optimizer.state.get(p, {})).values() if mask.plain else ()
                     if mask.plain and any(isinstance(x, Tensor) and x.dim() and x.shape == p.shape for x in state):
                         mask.plain -= {id(p)}  # a schedule has turned a momentum on

@@ -74,3 +74,21 @@ def test_a_momentum_that_a_schedule_turns_on_ends_the_boost() -> None:
     train(model, optimizer, 2)
     assert handle.state()["mask/boost"] == 1
     assert "as with momentum" in str(handle)
+
+
+def test_parameters_that_are_added_later_have_their_own() -> None:
+    """Gradual unfreezing: their group may have a momentum, or none."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    mask: Any = mrreg.mask(nn.Sequential(model), {"0": 0.5}, k=2)
+    first, second, third = (model.get_parameter(f"{i}.weight") for i in (0, 2, 4))
+    optimizer = torch.optim.SGD([third], lr=0.1)
+    for p in (first, second):
+        p.requires_grad_(False)
+    mrreg.attach(optimizer, mask)
+    train(mask, optimizer, 2)
+    for p in (first, second):
+        p.requires_grad_(True)
+    optimizer.add_param_group({"params": [first]})
+    optimizer.add_param_group({"params": [second], "momentum": 0.9})
+    train(mask, optimizer, 2)
+    assert [of(model).boost_of(p)[0] for p in (first, second, third)] == [2, 1, 2]
