@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 
@@ -222,12 +223,8 @@ class _Gather(torch.autograd.Function):
         entries: Entries = ctx.entries
         if not _is_one(ctx.scale):
             grad = grad * ctx.scale
-        # compiled, differentiated or batched, as by torch.autograd.grad(is_grads_batched=True)
-        if (
-            torch.compiler.is_compiling()
-            or torch.is_grad_enabled()
-            or torch._C._functorch.is_legacy_batchedtensor(grad)
-        ):
+        # batched by torch.autograd.grad(is_grads_batched=True)
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_legacy_batchedtensor(grad):
             return entries.spread(grad), None, None, None
         whole = entries.take(grad) if entries.in_place else ctx.gradients.spread(grad, entries, ctx.value)
         return whole, None, None, None

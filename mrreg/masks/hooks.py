@@ -56,7 +56,7 @@ class MaskStepHooks:
         hooks._optimizer_step_post_hooks.move_to_end(post.id, last=False)  # before an average reads the weights
         add(optimizer.register_step_pre_hook(self._before))
         add(optimizer.register_load_state_dict_pre_hook(self._check))
-        add(optimizer.register_state_dict_pre_hook(self._leave))  # what is saved in a step, or after a failed one
+        add(optimizer.register_state_dict_pre_hook(self.leave))  # what is saved in a step, or after a failed one
         add(optimizer.register_load_state_dict_post_hook(self.sync_masks))
 
     def stop(self) -> None:
@@ -67,7 +67,7 @@ class MaskStepHooks:
             self.handles.pop().remove()
         optimizer = self.optimizer()
         if optimizer is not None:
-            self._abandon(optimizer)
+            self.leave()
             for group in optimizer.param_groups:
                 for key in KEYS:
                     group.pop(key, None)
@@ -88,11 +88,14 @@ class MaskStepHooks:
 
     def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
-        self._write(optimizer, *read_clock(WHERE, optimizer.param_groups, self.seed, self.masks))
+        clock, seed, ks = read_clock(WHERE, optimizer.param_groups, self.seed, self.masks)
+        for mask, k in zip(self.masks, ks, strict=True):
+            mask.k = k
+        self._write(optimizer, clock, seed, ks)
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
-        self._abandon(optimizer)
+        self.leave()
         where = f"{type(optimizer).__name__}.load_state_dict"
         read_clock(where, saved.get("param_groups", ()), self.seed, self.masks)
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
@@ -101,8 +104,7 @@ class MaskStepHooks:
     def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
         """Put the masks into a phase and write it into the groups; k is one number where all masks have the same."""
         for mask, k in zip(self.masks, ks, strict=True):
-            mask.k = k
-            mask.set_phase(clock, seed, self.joint)
+            mask.set_phase(clock, k, seed, self.joint)
         phase = {CLOCK: clock, CYCLE: ks[0] if len(set(ks)) == 1 else ks, SEED: seed}
         kept = kept_units(self.masks)
         for group in optimizer.param_groups:
@@ -113,7 +115,8 @@ class MaskStepHooks:
         """Let the optimizer see what is present alone, or remember what a joint step moves from."""
         if _is_inner(optimizer):
             return None
-        self._abandon(optimizer)  # before the groups are read, where a failed step may have left its leaves
+        self.leave()  # before the groups are read, where a failed step may have left its leaves
+        self._moving.clear()
         self._steps += 1
         self._had_gradients = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
         late = any(map(callable, (*args[1:], kwargs.get("closure"))))  # a closure writes gradients: gathered after it
@@ -162,30 +165,20 @@ class MaskStepHooks:
                 leaf.enter(optimizer, *places[id(p)], tensor, self._steps)
                 self._inside.append(leaf)
 
-    def leave(self) -> None:
-        """Undo a step that failed, before the next forward: whoever reads the groups then finds parameters."""
-        if (self._inside or self._aside) and (optimizer := self.optimizer()) is not None:
-            self._leave(optimizer)
-
     @torch.no_grad()
-    def _leave(self, optimizer: Optimizer, completed: bool = False) -> None:
-        """Give parameters their places back; what a step that is not completed has done is lost."""
+    def leave(self, *_: Any, completed: bool = False) -> None:
+        """Give parameters their places back; what a step that is not completed, for it failed, has done is lost."""
         cleared = self._inside and all(each.leaf.grad is None for each in self._inside)
         while self._inside:
-            self._inside.pop().leave(optimizer, completed)
+            self._inside.pop().leave(cast("Optimizer", self.optimizer()), completed)
         while self._aside:
             p, grad = self._aside.pop()
             p.grad = grad if p.grad is None and not cleared else p.grad
 
-    def _abandon(self, optimizer: Optimizer) -> None:
-        """Undo a step that never ended, for something in it failed."""
-        self._moving.clear()
-        self._leave(optimizer)
-
     @torch.no_grad()
-    def _end(self, optimizer: Optimizer) -> None:
+    def _end(self) -> None:
         """Write kept entries back after a step, or move absent ones further."""
-        self._leave(optimizer, completed=True)
+        self.leave(completed=True)
         while self._moving:
             tensor, parameter, before, boost = self._moving.pop()
             here = local(parameter)
@@ -199,15 +192,16 @@ class MaskStepHooks:
         """Put back what was held in a step, boost what is slow, and move the clock."""
         if _is_inner(optimizer):
             return
-        self._end(optimizer)
+        self._end()
         for mask in self.masks:
             mask.warn_if_unused()
         if not _is_step(optimizer, self._had_gradients):
             return
-        device = optimizer.param_groups[0]["params"][0].device
-        self.timer.end(device, {mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
         first = optimizer.param_groups[0]
-        self._write(optimizer, first[CLOCK] + 1, first[SEED], tuple(mask.k for mask in self.masks))
+        device, clock = first["params"][0].device, first[CLOCK] + 1
+        self.timer.end(device, {mask.masking for mask in self.masks if mask.drawn is not None})
+        ks = (mask.k if clock % mask.steps == clock % mask.k == 0 else mask.steps for mask in self.masks)
+        self._write(optimizer, clock, first[SEED], tuple(ks))
         if any(g.kept < g.units and not g.keeps_shape for mask in self.masks for g in mask.groups):
             self.timer.compare()
         self.timer.begin(device)

@@ -82,7 +82,8 @@ class Mask:
         self.masking = self.attached = self.told = False  # told: that nothing drives it
         self.unseen = tuple({name for each in self.tensors.values() for name in each.groups})  # by masked forwards
         self.step = object()  # which every optimizer step replaces
-        self.drawn: Any = None  # what the subsets were drawn from
+        self.cycle: Any = None  # that runs: its seed, index of the first draw, number, k and p
+        self.drawn: Any = None  # the cycle that the subsets were drawn for
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
         self.leave_step: Callable[[], None] = lambda: None  # one that failed
@@ -105,8 +106,13 @@ class Mask:
         if (given := vars(self)["boost"]) is not None:
             return given, "as given"
         if self.plain is None or id(parameter) in self.plain or (parameter is None and self.plain):
-            return self.k, "k, for updates are multiples of the gradient (SGD without momentum)"
+            return self.steps, "k, for updates are multiples of the gradient (SGD without momentum)"
         return 1.0, "for updates are no multiples of the gradient, as with momentum"
+
+    @property
+    def steps(self) -> int:
+        """The k of the cycle that runs: a new one waits until cycles of both lengths begin."""
+        return self.cycle[3] if self.cycle else self.k
 
     @property
     def masked(self) -> bool:
@@ -179,17 +185,20 @@ class Mask:
         for tensor in self.tensors.values():
             tensor.draw(subsets, tensor.of(module))
 
-    def set_phase(self, clock: int, seed: int, joint: bool = True) -> None:
-        """Enter the phase after `clock` steps."""
-        cycle, phase = divmod(clock, self.k)
-        key = (seed, self.first, cycle, self.p) if self.p > 0 and (self.k > 1 or self.boost != 1 or not joint) else None
+    def set_phase(self, clock: int, k: int, seed: int, joint: bool = True) -> None:
+        """Enter the phase after `clock` steps, in cycles of k."""
+        cycle, phase = divmod(clock, k)
+        if self.cycle is None or self.cycle[:-1] != (seed, self.first, cycle, k):  # else a new p waits for the next one
+            self.cycle = seed, self.first, cycle, k, self.p
+        p = self.cycle[-1]
+        key = self.cycle if p > 0 and (k > 1 or self.boost != 1 or not joint) else None
         if self.drawn != key:  # also for a joint step whose boost may be set yet
             self.off = frozenset()
             if key is not None:
                 with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
                     self._draw(seed, cycle)
             self.drawn = key
-        self.masking = self.p > 0 and (phase < self.k - 1 or not joint)
+        self.masking = p > 0 and (phase < k - 1 or not joint)
         self.attached, self.step = True, object()
 
     def warn_if_undriven(self, module: nn.Module) -> None:
