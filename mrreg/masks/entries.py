@@ -214,17 +214,19 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, entries: Entries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
-        ctx.value, ctx.entries, ctx.scale, ctx.gradients = value, entries, scale, gradients
+        ctx.entries, ctx.scale, ctx.gradients = entries, scale, gradients
+        ctx.save_for_backward(value)  # torch refuses a backward pass that finds it changed
         small = entries.take(value)
         return small if _is_one(scale) else small.mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         entries: Entries = ctx.entries
+        (value,) = ctx.saved_tensors
         if not _is_one(ctx.scale):
             grad = grad * ctx.scale
         # batched by torch.autograd.grad(is_grads_batched=True)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_legacy_batchedtensor(grad):
             return entries.spread(grad), None, None, None
-        whole = entries.take(grad) if entries.in_place else ctx.gradients.spread(grad, entries, ctx.value)
+        whole = entries.take(grad) if entries.in_place else ctx.gradients.spread(grad, entries, value)
         return whole, None, None, None

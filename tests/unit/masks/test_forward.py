@@ -103,6 +103,16 @@ def test_transforms_of_torch_func_differentiate_the_masked_forward(name: str, tr
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_backward_pass_after_the_step_is_refused_as_by_torch(name: str) -> None:
+    model, mask, x = _driven(name)
+    first, second = model(x).sum(), model(x).sum()
+    first.backward()
+    mask.optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.backward()
+
+
 TRACES: list[Any] = [torch.jit.trace]
 if hasattr(torch.compiler, "is_exporting"):  # an older torch does not tell an export from a compilation
     TRACES.append(lambda model, x: torch.export.export(model, (x,)))
