@@ -122,9 +122,8 @@ class MaskedForward:
         for table in self._tables:
             table.module.__dict__[table.kind] = table.own
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
-        if self._mask.unseen:
-            seen = set().union(*(tensor.leaves_out for tensor in self._gathered))
-            self._mask.unseen = () if self._has_checkpoint else tuple(set(self._mask.unseen) - seen)
+        unseen = self._mask.unseen if not self._has_checkpoint else []  # there each read has a tensor of its own
+        self._mask.unseen = [tensor for tensor in unseen if tensor not in self._gathered]
         written = [tensor.name for tensor, small, version in self._read if version_of(small) != version]
         self._gathered.clear()
         self._read.clear()
@@ -218,7 +217,7 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
 
 def _run_traced(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a masked forward that becomes part of a graph, where modules hold the gathered tensors themselves."""
-    mask.unseen = ()  # graphs cannot tell
+    mask.unseen = []  # graphs cannot tell
     whole = {name: tensor.of(module) for name, tensor in mask.tensors.items()}
     small = {name: tensor.gather(whole[name]) for name, tensor in mask.tensors.items()}
     paths = {inner: path for path, inner in module.named_modules()}  # a module under two names has one place

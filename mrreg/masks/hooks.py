@@ -1,13 +1,4 @@
-"""Hooks around the steps of one optimizer, which drive its masks.
-
-The life of a masked step, in the order of the training loop:
-
-    forward.run             computes without what is absent (forward.py)
-    loss.backward()           gives it no gradient (entries.py)
-    MaskStepHooks._before     lets the optimizer see what is present alone (step.py), or remembers the rest
-    optimizer.step()          is the optimizer's own
-    MaskStepHooks._after      puts that back and moves the clock (clock.py); a new cycle is drawn (sampling.py)
-"""
+"""Hooks around the steps of one optimizer, which drive its masks; docs/design.md tells the life of a masked step."""
 
 import copy
 import sys

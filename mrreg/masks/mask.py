@@ -80,7 +80,7 @@ class Mask:
 
     def _rest(self) -> None:
         self.masking = self.attached = self.told = False  # told: that nothing drives it
-        self.unseen = tuple({name for each in self.tensors.values() for name in each.groups})  # by masked forwards
+        self.unseen = [*self.tensors.values()]  # by masked forwards
         self.step = object()  # which every optimizer step replaces
         self.cycle: Any = None  # that runs: its seed, index of the first draw, number, k and p
         self.drawn: Any = None  # the cycle that the subsets were drawn for
@@ -211,15 +211,15 @@ class Mask:
                 warn(f"{self.where}: {problem}. Call mrreg.attach(optimizer, model).")
 
     def warn_if_unused(self) -> None:
-        """Warn once that absent entries got a gradient, and no masked forward has left them out."""
+        """Warn once that absent entries got a gradient in tensors that no masked forward has read."""
         found = []
         for name, p in self.masked_parameters() if self.masking and self.unseen else ():
             tensor, grad = self.tensors[name], p.grad
-            if grad is not None and not (tensor.off or tensor.groups.isdisjoint(self.unseen)):
+            if grad is not None and tensor in self.unseen and not (tensor.off or tensor.reads_all):
                 here = local(grad)
                 found += [name] if here.count_nonzero() > tensor.entries(p).take(here).count_nonzero() else []
         if found:
-            self.unseen = ()  # once
+            self.unseen = []  # once
             kind = type(self.root()).__name__
             problem = f"the mask of a {kind} has no effect on {quoted(found)}: what is absent of it got a gradient"
             remedy = "Call the masked module itself in training mode, let its forward read parameters as attributes"

@@ -40,8 +40,6 @@ class _Tensor:
     reads_all = False  # what forwards read is the tensor itself
     writable = False  # by forwards: a buffer, such as a statistic, that reads no units
     cuts: Any = True  # what takes a part of it away
-    groups: frozenset[str]  # of which it has units
-    leaves_out: frozenset[str]  # those whose absent units have no effect where it is shown
     entries: _Parts  # that an optimizer sees in this cycle
     shown: _Parts  # that forwards read
 
@@ -88,7 +86,6 @@ class ZeroedTensor(_Tensor):
     def __init__(self, target: MaskTarget) -> None:
         super().__init__(target.name)
         self.target, self._p = target, 0.0
-        self.groups = self.leaves_out = frozenset([target.group])
 
     def present(self, value: Tensor) -> float:  # noqa: D102
         units = self.target.units
@@ -128,12 +125,10 @@ class GatheredTensor(_Tensor):
         super().__init__(name)
         self.cuts, self.block = cuts, block  # units by dimension; the group and number of the block that it is in
         self.lengths = {dim: each[0].slot.length for dim, each in cuts.items()}
-        places = [(each.group, each.slot.role == "consumer") for along in cuts.values() for each in along]
-        self._reads, self.groups = any(reads for _, reads in places), frozenset(group.name for group, _ in places)
-        self.leaves_out = frozenset(group.name for group, reads in places if reads or not group.keeps_shape)
 
     def draw(self, subsets: Subsets, value: Tensor) -> None:  # noqa: D102
-        self.writable = not (self._reads or isinstance(value, nn.Parameter))
+        reads = any(each.slot.role == "consumer" for cuts in self.cuts.values() for each in cuts)
+        self.writable = not (reads or isinstance(value, nn.Parameter))
         if self.block is not None:
             group, number = self.block
             self.off = number not in subsets[group.name]

@@ -362,18 +362,6 @@ class Later(Reading):
         yield self.layer(x)
 
 
-class Elsewhere(nn.Module):
-    """Scales by the number of its units, and has two layers that may read them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.one, self.two = nn.Linear(4, 16), nn.Linear(16, 2), nn.Linear(16, 2)
-
-    def forward(self, x: torch.Tensor, task: str = "one") -> Any:
-        units = self.up(x)
-        return self.get_submodule(task)(torch.tanh(units / units.shape[-1]))
-
-
 def _hooked() -> nn.Module:
     """Has a weight that a hook makes from another one before the forward."""
     layer: Any = nn.Linear(4, 4)
@@ -388,7 +376,6 @@ PAST: dict[str, tuple[str, Callable[[], Any]]] = {
     "by name": ("Listing", lambda: mrreg.MultirateMask(Listing())),
     "in a hook": ("Linear", lambda: mrreg.MultirateMask(_hooked())),
     "in a generator": ("Later", lambda: mrreg.MultirateMask(Later())),
-    "by another layer": ("Elsewhere", lambda: mrreg.thin(Elsewhere(), p=0.5, k=5, example_inputs=torch.ones(2, 4))[0]),
 }
 
 
@@ -398,7 +385,7 @@ def test_a_weight_that_is_used_past_its_mask_is_reported_once(how: str) -> None:
     model = make()
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        output = model(x, "two") if kind == "Elsewhere" else model(x)
+        output = model(x)
         return next(output) if kind == "Later" else output  # type: ignore[no-any-return]
 
     problem = rf"attach: the mask of a {kind} has no effect on '.*weight.* in training mode, .*or mask the module that"
