@@ -199,32 +199,29 @@ def gather(value: Tensor, entries: Entries, scale: float | Tensor, gradients: Re
     absent is not read, be it NaN or inf.
     """
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    factor = scale if isinstance(scale, Tensor) or scale != 1 else None
     if transformed or (entries.in_place and torch.compiler.is_compiling()):
         small = entries.read(value)
-        return small if _is_one(scale) else small * scale
-    return _Gather.apply(value, entries, scale, gradients)  # type: ignore[no-any-return]
-
-
-def _is_one(scale: float | Tensor) -> bool:
-    return not isinstance(scale, Tensor) and scale == 1
+        return small if factor is None else small * factor
+    return _Gather.apply(value, entries, factor, gradients)  # type: ignore[no-any-return]
 
 
 class _Gather(torch.autograd.Function):
     """Present entries, whose gradient is spread over a tensor of full size."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, entries: Entries, scale: float | Tensor, gradients: ReusableBuffer) -> Tensor:
-        ctx.entries, ctx.scale, ctx.gradients = entries, scale, gradients
+    def forward(ctx: Any, value: Tensor, entries: Entries, factor: Any, gradients: ReusableBuffer) -> Tensor:
+        ctx.entries, ctx.factor, ctx.gradients = entries, factor, gradients
         ctx.save_for_backward(value)  # torch refuses a backward pass that finds it changed
         small = entries.take(value)
-        return small if _is_one(scale) else small.mul_(scale)
+        return small if factor is None else small.mul_(factor)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         entries: Entries = ctx.entries
         (value,) = ctx.saved_tensors
-        if not _is_one(ctx.scale):
-            grad = grad * ctx.scale
+        if ctx.factor is not None:
+            grad = grad * ctx.factor
         # batched by torch.autograd.grad(is_grads_batched=True)
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_legacy_batchedtensor(grad):
             return entries.spread(grad), None, None, None

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.fx import _symbolic_trace
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import checkpoint
@@ -98,7 +97,7 @@ class MaskedForward:
         if self._mask.running is None:
             self._in_backward = True
             self.__enter__()
-            Variable._execution_engine.queue_callback(self._close)
+            torch.autograd.Variable._execution_engine.queue_callback(self._close)
 
     def leave_backward(self) -> None:
         """Show everything whole, where a backward pass has ended, or failed."""
@@ -196,8 +195,7 @@ def run(mask: Mask, module: nn.Module, forward: Forward, args: tuple[Any, ...], 
         return _run_traced(mask, module, forward, args, kwargs) if masked else forward(module, *args, **kwargs)
     if mask.running is not None:
         mask.running.leave_backward()
-    running = mask.running
-    if running is not None and running.is_read_here():  # as a part of itself
+    if (running := mask.running) is not None and running.is_read_here():  # as a part of itself
         if not masked:
             problem = "inside its own masked forward the module is called in evaluation mode or without gradients"
             raise invalid_state(mask.where, problem, "Call it whole outside of that.")

@@ -56,8 +56,7 @@ class MaskStepHooks:
             return
         while self.handles:
             self.handles.pop().remove()
-        optimizer = self.optimizer()
-        if optimizer is not None:
+        if (optimizer := self.optimizer()) is not None:
             self.leave()
             for group in optimizer.param_groups:
                 for key in KEYS:
@@ -87,8 +86,8 @@ class MaskStepHooks:
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
         self.leave()
-        where = f"{type(optimizer).__name__}.load_state_dict"
-        read_clock(where, saved.get("param_groups", ()), self.seed, self.masks)
+        groups = saved.get("param_groups", ())
+        read_clock(f"{type(optimizer).__name__}.load_state_dict", groups, self.seed, self.masks)
         # torch takes the tensors themselves, so that the optimizer they come from would go on in the same memory
         return saved | {"state": copy.deepcopy(saved["state"])} if "state" in saved else saved
 

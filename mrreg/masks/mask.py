@@ -49,6 +49,7 @@ class Mask:
 
     p = _option("p", _check_p)
     k = _option("k", check_int)
+    steps = property(lambda self: self.cycle[3] if self.cycle else self.k)  # k of the cycle that runs
     rescale = _option("rescale", lambda where, name, value: check_type(where, name, value, bool, "True or False"))
 
     def __init__(
@@ -82,7 +83,7 @@ class Mask:
         self.masking = self.attached = self.told = False  # told: that nothing drives it
         self.unseen = [*self.tensors.values()]  # by masked forwards
         self.step = object()  # which every optimizer step replaces
-        self.cycle: Any = None  # that runs: its seed, index of the first draw, number, k and p
+        self.cycle: Any = ()  # that runs: its seed, index of the first draw, number, k and p
         self.drawn: Any = None  # the cycle that the subsets were drawn for
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
@@ -108,11 +109,6 @@ class Mask:
         if self.plain is None or id(parameter) in self.plain or (parameter is None and self.plain):
             return self.steps, "k, for updates are multiples of the gradient (SGD without momentum)"
         return 1.0, "for updates are no multiples of the gradient, as with momentum"
-
-    @property
-    def steps(self) -> int:
-        """The k of the cycle that runs: a new one waits until cycles of both lengths begin."""
-        return self.cycle[3] if self.cycle else self.k
 
     @property
     def masked(self) -> bool:
@@ -188,7 +184,7 @@ class Mask:
     def set_phase(self, clock: int, k: int, seed: int, joint: bool = True) -> None:
         """Enter the phase after `clock` steps, in cycles of k."""
         cycle, phase = divmod(clock, k)
-        if self.cycle is None or self.cycle[:-1] != (seed, self.first, cycle, k):  # else a new p waits for the next one
+        if self.cycle[:-1] != (seed, self.first, cycle, k):  # else a new p waits for the next one
             self.cycle = seed, self.first, cycle, k, self.p
         p = self.cycle[-1]
         key = self.cycle if p > 0 and (k > 1 or self.boost != 1 or not joint) else None
@@ -207,17 +203,17 @@ class Mask:
             self.belongs_to(module)
             if any(p.requires_grad for _, p in self.masked_parameters()):
                 self.told = True
-                problem = "no optimizer drives this mask, so it is dense"
-                warn(f"{self.where}: {problem}. Call mrreg.attach(optimizer, model).")
+                warn(
+                    f"{self.where}: no optimizer drives this mask, so it is dense. Call mrreg.attach(optimizer, model)."
+                )
 
     def warn_if_unused(self) -> None:
-        """Warn once that absent entries got a gradient in tensors that no masked forward has read."""
+        """Warn once of tensors with a gradient that no masked forward has read: theirs come from whole ones."""
         found = []
         for name, p in self.masked_parameters() if self.masking and self.unseen else ():
-            tensor, grad = self.tensors[name], p.grad
-            if grad is not None and tensor in self.unseen and not (tensor.off or tensor.reads_all):
-                here = local(grad)
-                found += [name] if here.count_nonzero() > tensor.entries(p).take(here).count_nonzero() else []
+            tensor = self.tensors[name]
+            if p.grad is not None and tensor in self.unseen and not (tensor.off or tensor.reads_all):
+                found += [name] if local(p.grad).any() else []
         if found:
             self.unseen = []  # once
             kind = type(self.root()).__name__

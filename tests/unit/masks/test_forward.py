@@ -71,7 +71,8 @@ def test_forward_derivatives_need_no_graph() -> None:
     assert made.tangent is not None
 
 
-jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+jacobian: Any = torch.autograd.functional.jacobian
+hessian: Any = torch.autograd.functional.hessian
 TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "grad": (lambda f, x: torch.func.grad(lambda z: f(z).sum())(x), lambda f, x: jacobian(f, x).sum((0, 1))),
     "vmap of grad": (
