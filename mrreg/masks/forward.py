@@ -122,7 +122,7 @@ class MaskedForward:
             table.module.__dict__[table.kind] = table.own
         _keep_buffers((tensor, *both) for tensor, both in self._gathered.items())
         unseen = self._mask.unseen if not self._has_checkpoint else []  # there each read has a tensor of its own
-        self._mask.unseen = [tensor for tensor in unseen if tensor not in self._gathered]
+        self._mask.unseen = [each for each in unseen if not (each.reads_all or each in self._gathered)]
         written = [tensor.name for tensor, small, version in self._read if version_of(small) != version]
         self._gathered.clear()
         self._read.clear()

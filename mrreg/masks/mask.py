@@ -212,7 +212,7 @@ class Mask:
         found = []
         for name, p in self.masked_parameters() if self.masking and self.unseen else ():
             tensor = self.tensors[name]
-            if p.grad is not None and tensor in self.unseen and not (tensor.off or tensor.reads_all):
+            if p.grad is not None and tensor in self.unseen and not tensor.off:
                 found += [name] if local(p.grad).any() else []
         if found:
             self.unseen = []  # once
