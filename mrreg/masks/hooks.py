@@ -78,10 +78,7 @@ class MaskStepHooks:
 
     def sync_masks(self, optimizer: Optimizer) -> None:
         """Put the masks into the phase that the groups say."""
-        clock, seed, ks = read_clock(WHERE, optimizer.param_groups, self.seed, self.masks)
-        for mask, k in zip(self.masks, ks, strict=True):
-            mask.k = k
-        self._write(optimizer, clock, seed, ks)
+        self._write(optimizer, *read_clock(WHERE, optimizer.param_groups, self.seed, self.masks))
 
     def _check(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
         """Refuse a saved state that masks cannot take, before it is loaded."""
@@ -94,7 +91,8 @@ class MaskStepHooks:
     def _write(self, optimizer: Optimizer, clock: int, seed: int, ks: tuple[int, ...]) -> None:
         """Put the masks into a phase and write it into the groups; k is one number where all masks have the same."""
         for mask, k in zip(self.masks, ks, strict=True):
-            mask.set_phase(clock, k, seed, self.joint)
+            mask.k = k
+            mask.set_phase(clock, seed, self.joint)
         phase = {CLOCK: clock, CYCLE: ks[0] if len(set(ks)) == 1 else ks, SEED: seed}
         kept = kept_units(self.masks)
         for group in optimizer.param_groups:
@@ -189,9 +187,8 @@ class MaskStepHooks:
             return
         first = optimizer.param_groups[0]
         device, clock = first["params"][0].device, first[CLOCK] + 1
-        self.timer.end(device, {mask.masking for mask in self.masks if mask.drawn is not None})
-        ks = (mask.k if clock % mask.steps == clock % mask.k == 0 else mask.steps for mask in self.masks)
-        self._write(optimizer, clock, first[SEED], tuple(ks))
+        self.timer.end(device, {mask.masking for mask in self.masks if mask.p > 0 and (mask.k > 1 or not self.joint)})
+        self._write(optimizer, clock, first[SEED], tuple(mask.k for mask in self.masks))
         if any(g.kept < g.units and not g.keeps_shape for mask in self.masks for g in mask.groups):
             self.timer.compare()
         self.timer.begin(device)

@@ -93,7 +93,7 @@ class MultirateMask(nn.Module, metaclass=_Masked):
         torch.Size([3, 2])
         >>> sorted(model.state_dict())
         ['0.bias', '0.weight', '2.bias', '2.weight']
-        >>> mrreg.MultirateMask.of(model[0]).p = 0.3  # from the next cycle on
+        >>> mrreg.MultirateMask.of(model[0]).p = 0.3  # from the next step on
 
     References:
         Vlaar and Leimkuhler, Multirate Training of Neural Networks, ICML 2022, sec. 5.
@@ -117,7 +117,7 @@ class MultirateMask(nn.Module, metaclass=_Masked):
 
     @staticmethod
     def of(module: nn.Module) -> Mask:
-        """Return the mask of a module, whose p, k, boost and rescale may be read, and set for the cycles to come."""
+        """Return the mask of a module, whose p, k, boost and rescale may be read, and set for the steps to come."""
         mask = find_mask(module, LAYER_NAME) if isinstance(module, nn.Module) else None
         if mask is None:
             raise invalid_argument(ValueError, f"{WHERE}.of", "module", f"one with a {WHERE}", type(module).__name__)

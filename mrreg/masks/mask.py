@@ -32,7 +32,7 @@ def _check_p(where: str, name: str, p: object) -> float:
 
 
 def _option(name: str, check: Callable[[str, str, Any], Any]) -> Any:
-    """Return a property that may change while training: the next cycle is drawn with it."""
+    """Return a property that may change while training: it counts from the next step on."""
 
     def put(self: Any, value: Any) -> None:
         vars(self)[name] = check(self.where, name, value)
@@ -49,7 +49,6 @@ class Mask:
 
     p = _option("p", _check_p)
     k = _option("k", check_int)
-    steps = property(lambda self: self.cycle[3] if self.cycle else self.k)  # k of the cycle that runs
     rescale = _option("rescale", lambda where, name, value: check_type(where, name, value, bool, "True or False"))
 
     def __init__(
@@ -83,8 +82,7 @@ class Mask:
         self.masking = self.attached = self.told = False  # told: that nothing drives it
         self.unseen = [*self.tensors.values()]  # by masked forwards
         self.step = object()  # which every optimizer step replaces
-        self.cycle: Any = ()  # that runs: its seed, index of the first draw, number, k and p
-        self.drawn: Any = None  # the cycle that the subsets were drawn for
+        self.drawn: Any = None  # what the subsets were drawn from
         self.off: frozenset[int] = frozenset()  # numbers of the blocks that are off in this cycle
         self.handle: Any = None  # that drives it, from which it has its path and the index of its first draw
         self.leave_step: Callable[[], None] = lambda: None  # one that failed
@@ -107,7 +105,7 @@ class Mask:
         if (given := vars(self)["boost"]) is not None:
             return given, "as given"
         if self.plain is None or id(parameter) in self.plain or (parameter is None and self.plain):
-            return self.steps, "k, for updates are multiples of the gradient (SGD without momentum)"
+            return self.k, "k, for updates are multiples of the gradient (SGD without momentum)"
         return 1.0, "for updates are no multiples of the gradient, as with momentum"
 
     @property
@@ -181,20 +179,17 @@ class Mask:
         for tensor in self.tensors.values():
             tensor.draw(subsets, tensor.of(module))
 
-    def set_phase(self, clock: int, k: int, seed: int, joint: bool = True) -> None:
-        """Enter the phase after `clock` steps, in cycles of k."""
-        cycle, phase = divmod(clock, k)
-        if self.cycle[:-1] != (seed, self.first, cycle, k):  # else a new p waits for the next one
-            self.cycle = seed, self.first, cycle, k, self.p
-        p = self.cycle[-1]
-        key = self.cycle if p > 0 and (k > 1 or self.boost != 1 or not joint) else None
+    def set_phase(self, clock: int, seed: int, joint: bool = True) -> None:
+        """Enter the phase after `clock` steps."""
+        cycle, phase = divmod(clock, self.k)
+        key = (seed, self.first, cycle, self.p) if self.p > 0 and (self.k > 1 or self.boost != 1 or not joint) else None
         if self.drawn != key:  # also for a joint step whose boost may be set yet
             self.off = frozenset()
             if key is not None:
                 with torch.inference_mode(False):  # the next cycle may be drawn elsewhere into the same memory
                     self._draw(seed, cycle)
             self.drawn = key
-        self.masking = p > 0 and (phase < k - 1 or not joint)
+        self.masking = self.p > 0 and (phase < self.k - 1 or not joint)
         self.attached, self.step = True, object()
 
     def warn_if_undriven(self, module: nn.Module) -> None:

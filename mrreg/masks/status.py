@@ -67,12 +67,12 @@ def positions(step_hooks: Iterable[Any]) -> list[Position]:
         _position(hooks, optimizer, k)
         for hooks in step_hooks
         if (optimizer := hooks.optimizer()) is not None
-        for k in dict.fromkeys(mask.steps for mask in hooks.masks)
+        for k in dict.fromkeys(mask.k for mask in hooks.masks)
     ]
 
 
 def _position(hooks: Any, optimizer: Any, k: int) -> Position:
-    masks: list[Mask] = [mask for mask in hooks.masks if mask.steps == k]
+    masks: list[Mask] = [mask for mask in hooks.masks if mask.k == k]
     found = [(mask, mask.tensors[name], p) for mask in masks for name, p in mask.masked_parameters()]
     entries = sum(p.numel() for *_, p in found)
     present = sum(tensor.present(p) if mask.masking else p.numel() for mask, tensor, p in found)

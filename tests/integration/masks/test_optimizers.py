@@ -281,23 +281,18 @@ def test_composes_with_the_multirate_optimizer() -> None:
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize(("name", "value"), [("p", 0.0), ("p", 0.9), ("k", 2), ("k", 1), ("k", 8)])
+@pytest.mark.parametrize(("name", "value"), [("p", 0.0), ("p", 0.9), ("k", 2), ("k", 1)])
 def test_p_and_k_may_change_while_training(name: str, value: Any) -> None:
-    """A change counts, and rescales, from the next cycle on; until then the same is masked, and held."""
+    """A change of p counts, and rescales, from the next step's masks on; what is masked is held in any case."""
     model, optimizer = driven(k=4, rescale=True)
     for t in range(12):
-        layer: Any = model[0]
-        if t == 4:
-            slow = bits(layer)["weight"].clone()
-        if 4 <= t < 8:
-            assert of(layer).masking == (t < 7)
-            assert torch.equal(bits(layer)["weight"], slow)
         if t == 5:
             before = model(batch(0))
             for each in masks(model):
                 setattr(of(each), name, value)
             assert torch.equal(model(batch(0)), before)
-        if t == 8 and value == 0.9:
+        if t == 6 and value == 0.9:
+            layer: Any = model[0]
             weight = layer.weight * (bits(layer)["weight"] != 0) * 10
             torch.testing.assert_close(layer(batch(1)), nn.functional.linear(batch(1), weight, layer.bias))
         held = held_bits(model, optimizer) if of(masks(model)[0]).masking else []

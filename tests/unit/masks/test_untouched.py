@@ -27,7 +27,7 @@ def scaled(model: Any, optimizer: Any, t: int) -> None:
 
 
 def cycle_is_longer(model: Any, optimizer: Any, t: int) -> None:
-    if t == 4:  # the next cycle has the same number and units, after a joint step that fused kernels hide from versions
+    if t == 4:  # the cycle goes on, with the same units, after a joint step that fused kernels hide from versions
         mask_of(model).k = 10
 
 
@@ -62,7 +62,7 @@ def trained(make: Callable[[Any], Any], interfere: Any, parts: int, to_none: boo
     optimizer = make(model.parameters())
     mrreg.attach(optimizer, model)
     found = []
-    for t in range(12):
+    for t in range(11):
         for part in range(parts):
             x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * t + part))
             model(x).square().mean().backward()
