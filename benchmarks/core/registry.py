@@ -47,6 +47,7 @@ REGISTERED = {
     "regularizers-held": Entry("thin.held", "whether to hold a subset and take joint steps, or to draw at every step"),
     "regularizers-characters": Entry("thin.chars", "thin training, dropout and weight decay for characters"),
     "regularizers-characters-300000": Entry("thin.chars:BENCHMARK_MORE", "fewer methods for 300,000 characters"),
+    "regularizers-characters-all": Entry("thin.chars:BENCHMARK_ALL", "fewer methods for all characters"),
     "regularizers-held-characters": Entry("thin.held:BENCHMARK_CHARACTERS", "held subsets or new ones, characters"),
     "regularizers-words": Entry("thin.chars:BENCHMARK_WORDS", "thin training, dropout and weight decay for words"),
     "regularizers-vit": Entry("thin.vit", "thin training, dropout, stochastic depth of a vision transformer"),

@@ -66,7 +66,7 @@ def trainings(study: Regularizers[Any], data: Path) -> list[tuple[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("study", [mnist.MORE, mnist.ALL, chars.MORE, vit.MORE, convolutions.MORE])
+@pytest.mark.parametrize("study", [mnist.MORE, mnist.ALL, chars.MORE, chars.ALL, vit.MORE, convolutions.MORE])
 def test_with_more_data_few_methods_are_tried_timed_compared_and_shown(study: Regularizers[Any]) -> None:
     config = study.presets["cpu"]
     runs = {run.method for run in study.benchmark().runs(config)}
