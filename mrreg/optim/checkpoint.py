@@ -12,7 +12,7 @@ from torch import Tensor
 from mrreg.errors import check, check_int
 from mrreg.optim.checks import GRADIENTS, SLOW_LR, check_periods
 from mrreg.optim.clock import INITIAL_CLOCK, Group
-from mrreg.optim.part import BUFFER, DIRECTION, GATHERED, RESTING, State
+from mrreg.optim.part import BUFFER, DIRECTION, GATHERED, OURS, RESTING, State
 
 STATELESS = "stateless"  # in saved states only, of a parameter without any
 FIXED = ("period", "initial_period", "phase", "gradient", "drift", "slow_lr")  # a base's own state lacks them
@@ -104,11 +104,10 @@ def _check_clock(where: str, groups: list[Group]) -> None:
 
 def _check_state(where: str, argument: str, group: Group, p: Tensor, saved: Any, live: Any) -> None:
     """Refuse state without what is ours, and that of another model: what is ours, or has the parameter's shape now."""
-    if saved and STATELESS not in saved and 0 <= group["last_sync"] < group["next_sync"] - 1:  # is between gradients
-        there = {key for key, value in saved.items() if value is not None}
-        moves = not group["drift"] or not there.isdisjoint({DIRECTION, BUFFER, RESTING})
-        lost = DIRECTION if not moves else "" if group["gradient"] == "sync" or GATHERED in there else GATHERED
-        check(not lost, where, argument, f"saved with {lost} of every parameter that trains", "one without")
+    there = {key for key, value in saved.items() if value is not None}
+    if there - {*OURS, STATELESS} and group["drift"] and 0 <= group["last_sync"] < group["next_sync"] - 1:
+        moves = there & {DIRECTION, BUFFER, RESTING}  # between two gradients
+        check(moves, where, argument, f"saved with {DIRECTION} of every parameter that trains", "one without")
     for key, value in saved.items():
         shape = getattr(value, "shape", None)
         if value is not None and (key in {DIRECTION, GATHERED} or getattr(live.get(key), "shape", None) == p.shape):

@@ -44,7 +44,7 @@ class Diagnostics:
     def call(self, where: str, groups: list[Group]) -> None:
         """Look at a call of `step`: one without any gradient is no step, and many leave slow parts waiting forever."""
         self._idle = 0 if has_gradient(groups) else self._idle + 1
-        if self._idle == CALLS:
+        if self._idle == CALLS and not self._lacking:  # else a warning follows that says more
             remedy = "If the model was sharded or converted since (fully_shard), build the optimizer after that."
             warn(f"{where}.step: no parameter had a gradient in {CALLS} calls, so that nothing moves. {remedy}")
         if self._lr is not None and groups[0]["lr"] != self._lr:

@@ -496,13 +496,13 @@ def test_a_wrapper_of_the_optimizer_leaves_the_saving_alone() -> None:
     assert seen[1] < seen[0]
 
 
-@pytest.mark.parametrize(("gradient", "key"), [("sync", "direction"), ("mean", "direction"), ("mean", "gathered")])
-def test_a_state_that_lacks_what_is_ours_is_refused(gradient: str, key: str) -> None:
+@pytest.mark.parametrize("gradient", ["sync", "mean"])
+def test_a_state_that_lacks_directions_is_refused(gradient: str) -> None:
     net = network()
     optimizer = mrreg.MultirateAdamW(net, lr=0.1, k=3, fast="head", gradient=gradient)
     train(net, optimizer, range(2))
     saved = copy.deepcopy(optimizer.state_dict())
     for index in saved["param_groups"][1]["params"]:
-        del saved["state"][index][key]
-    with pytest.raises(ValueError, match=f"load_state_dict: .* must be saved with {key} of every parameter"):
+        del saved["state"][index]["direction"]
+    with pytest.raises(ValueError, match=r"load_state_dict: .* must be saved with direction of every parameter"):
         optimizer.load_state_dict(saved)
