@@ -85,7 +85,8 @@ def _example_inputs(shapes: list[str], path: str | None) -> Any:
 
 def _last_module(model: nn.Module) -> str:
     """Return the name of the module whose parameters come last: by custom the head."""
-    names = [name for name, p in model.named_parameters() if p.requires_grad] or [""]
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    check(names, "mrreg", "model", "a model with parameters that train", "none")
     return names[-1].rpartition(".")[0] or names[-1]
 
 

@@ -8,7 +8,7 @@ is trained.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -155,6 +155,11 @@ class Regularizers(Generic[C]):
     loss: str = ""  # its unit, where methods are compared by a loss
     warm: int = 50  # steps in which the learning rate rises
     methods: Collection[str] = tuple(METHODS)  # those that are compared, as far as the network has them
+
+    def with_more(self, name: str, config: C, note: str) -> "Regularizers[C]":
+        """Return the study of few methods with more data."""
+        presets = {"smoke": self.presets["smoke"], "cpu": config}
+        return replace(self, name=name, presets=presets, note=note, methods=FEW)
 
     def grid(self) -> dict[str, list[Options]]:
         """Return four trials for each of the methods that have their own."""

@@ -155,7 +155,7 @@ def made_with(record: Record) -> str:
 
 
 def sources(found: Sequence[Record]) -> tuple[Sources, headlines.Shows]:
-    """Return records with their sections, and of each benchmark the largest that has comparisons, with those."""
+    """Return all records with their sections; then the largest of each benchmark, in their order, with comparisons."""
     known = {each.benchmark: REGISTERED[each.benchmark].load() for each in found if each.benchmark in REGISTERED}
     shown = [(each, known[each.benchmark].sections if each.benchmark in known else closed.sections(each))
              for each in found]  # fmt: skip

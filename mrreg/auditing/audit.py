@@ -116,7 +116,7 @@ def audit(model: nn.Module, fast: Choice, example_inputs: Any, loss_fn: Callable
     args, kwargs = _inputs(example_inputs)
     function = loss_fn is None or (callable(loss_fn) and not isinstance(loss_fn, type))
     check(function, WHERE, "loss_fn", "a function, or None", loss_fn, kind=TypeError)
-    for flags in list(living):  # else what optimizers have switched off would count as frozen
+    for flags in list(living):  # until their next step: what optimizers have switched off would count as frozen
         flags.close()
     with left_as_it_was(model):
         trained: list[Tensor] = [p for p in model.parameters() if p.requires_grad]

@@ -107,7 +107,8 @@ def _check_state(where: str, argument: str, group: Group, p: Tensor, saved: Any,
     there = {key for key, value in saved.items() if value is not None}
     if there - {*OURS, STATELESS} and group["drift"] and 0 <= group["last_sync"] < group["next_sync"] - 1:
         moves = there & {DIRECTION, BUFFER, RESTING}  # between two gradients
-        check(moves, where, argument, f"saved with {DIRECTION} of every parameter that trains", "one without")
+        rule, remedy = f"saved with {DIRECTION} of every parameter that trains", "Save and load it between steps."
+        check(moves, where, argument, rule, sorted(map(str, there)), remedy)
     for key, value in saved.items():
         shape = getattr(value, "shape", None)
         if value is not None and (key in {DIRECTION, GATHERED} or getattr(live.get(key), "shape", None) == p.shape):

@@ -40,7 +40,7 @@ def check_parts(where: str, parts: object) -> Pairs:
         wraps = any(isinstance(value, Optimizer) for value in vars(base).values())
         check(not wraps, where, argument, rule, name, "It wraps another optimizer: give that one.")
         has_lr = all(group.get("lr") is not None for group in base.param_groups)
-        check(has_lr, where, argument, "an optimizer with a number as lr in its groups", name)
+        check(has_lr, where, argument, "an optimizer with a number as lr in its groups", name, "Give it an lr.")
         for p in (p for group in base.param_groups for p in group["params"]):
             found = f"a tensor of shape {tuple(p.shape)} in parts {owners.get(p)} and {i}"
             check(p not in owners, where, "parts", "disjoint", found, "Give every parameter to one part.")

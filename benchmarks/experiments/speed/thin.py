@@ -11,6 +11,7 @@ from torch.nn import functional as F
 import mrreg
 from benchmarks.core.sections import Section
 from benchmarks.experiments.speed.common import Case, Network, SpeedConfig, beside_dropout, section
+from mrreg.thinning.counts import DEFAULTS
 
 VOCABULARY = 30522
 
@@ -75,7 +76,7 @@ def network(build: Callable[[float], nn.Module], inputs: Callable[[], Tensor]) -
     """Return the network that `build` makes for a probability of dropout."""
 
     def made(case: Case, way: str) -> nn.Module:
-        model = build((0.125 if case.p is None else case.p) if way == "dropout" else 0.0)
+        model = build((DEFAULTS["hidden"] if case.p is None else case.p) if way == "dropout" else 0.0)
         return mrreg.thin(model, p=case.p, k=case.k, example_inputs=inputs()[:2])[0] if way == "thin" else model
 
     return Network(made, inputs)
@@ -132,7 +133,7 @@ PRESETS = {
 def _section(title: str, cases: tuple[Case, ...], preset: str) -> Section:
     note = (
         "Seconds of whole cycles of k = 5 at p = 0.5, unless a row says otherwise; below 1 is faster than plain. At "
-        "the defaults `mrreg.thin` is given nothing but inputs, and nn.Dropout p = 0.125."
+        f"the defaults `mrreg.thin` is given nothing but inputs, and nn.Dropout p = {DEFAULTS['hidden']}."
     )
     return section(title, cases, [preset], "thin", note, label="thin")
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from benchmarks.core.comparison import Job
 from benchmarks.core.training import Batch, Batches, Loop, mean_loss
 from benchmarks.data.locate import locate
-from benchmarks.experiments.regularizers import FEW, Method, Regularizers, Tried
+from benchmarks.experiments.regularizers import Method, Regularizers, Tried
 from benchmarks.experiments.thin.decoder import Decoder
 
 FILES = {part: f"ptb/ptb.{part}.txt" for part in ("train", "valid", "test")}
@@ -112,21 +112,12 @@ STUDY = Regularizers(
 )
 BENCHMARK = STUDY.benchmark()
 
-MORE = replace(
-    STUDY,
-    name="regularizers-characters-300000",
-    presets={"smoke": SMALL, "cpu": Config(3, 2000, 10, characters=300_000)},
-    note="As for 30,000 characters.",
-    methods=FEW,
-)
-BENCHMARK_MORE = MORE.benchmark()
-
-ALL = replace(
-    MORE,
-    name="regularizers-characters-all",
-    presets={"smoke": SMALL, "cpu": Config(3, 2000, 10, characters=6_000_000)},
-    task=lambda config: "Penn Treebank, all characters, decoder",
-    note="As for 30,000 characters; of the 5.1 million 2,000 steps read a fifth.",
+MORE = Config(3, 2000, 10, characters=300_000)
+BENCHMARK_MORE = STUDY.with_more("regularizers-characters-300000", MORE, "As for 30,000 characters.").benchmark()
+ALL = replace(STUDY, task=lambda config: "Penn Treebank, all characters, decoder").with_more(
+    "regularizers-characters-all",
+    replace(MORE, characters=6_000_000),
+    "As for 30,000 characters; of the 5.1 million 2,000 steps read a fifth.",
 )
 BENCHMARK_ALL = ALL.benchmark()
 

@@ -1,10 +1,10 @@
 """A small ResNet on few images of CIFAR-10: thin channels beside Dropout2d."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from benchmarks.experiments.regularizers import FEW, Regularizers, Tried
+from benchmarks.experiments.regularizers import Regularizers, Tried
 from benchmarks.experiments.thin.draws import SIZE, Draw, images
 from benchmarks.experiments.thin.networks import resnet
 
@@ -48,11 +48,5 @@ STUDY = Regularizers(
     decay=5e-4,
 )
 BENCHMARK = STUDY.benchmark()
-MORE = replace(
-    STUDY,
-    name="regularizers-convolutions-14000",
-    presets={"smoke": STUDY.presets["smoke"], "cpu": Config(3, 900, Draw(14_000), 6)},
-    note="As for 1,000 images, for a little more than three epochs.",
-    methods=FEW,
-)
-BENCHMARK_MORE = MORE.benchmark()
+NOTE = "As for 1,000 images, for a little more than three epochs."
+BENCHMARK_MORE = STUDY.with_more("regularizers-convolutions-14000", Config(3, 900, Draw(14_000), 6), NOTE).benchmark()

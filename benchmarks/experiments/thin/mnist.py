@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from benchmarks.core.comparison import Job
 from benchmarks.core.training import Loop
 from benchmarks.data import mnist
-from benchmarks.experiments.regularizers import FEW, Regularizers, Tried
+from benchmarks.experiments.regularizers import Regularizers, Tried
 from benchmarks.experiments.thin.draws import drawn
 from benchmarks.experiments.thin.mlp import PAIRS, network, shares
 
@@ -69,17 +69,6 @@ STUDY = Regularizers(
     data="MNIST",
 )
 BENCHMARK = STUDY.benchmark()
-MORE = replace(
-    STUDY,
-    name="regularizers-digits-5000",
-    presets={"smoke": PRESETS["smoke"], "cpu": Config(5, 5000, 1500, 6)},
-    methods=FEW,
-)
-BENCHMARK_MORE = MORE.benchmark()
-ALL = replace(
-    MORE,
-    name="regularizers-digits-all",
-    presets={"smoke": PRESETS["smoke"], "cpu": Config(3, 55_000, 1100, 10, 500)},
-    note="As for fewer digits, on all that do not validate, batch 500.",
-)
-BENCHMARK_ALL = ALL.benchmark()
+BENCHMARK_MORE = STUDY.with_more("regularizers-digits-5000", Config(5, 5000, 1500, 6), STUDY.note).benchmark()
+NOTE = "As for fewer digits, on all that do not validate, batch 500."
+BENCHMARK_ALL = STUDY.with_more("regularizers-digits-all", Config(3, 55_000, 1100, 10, 500), NOTE).benchmark()
