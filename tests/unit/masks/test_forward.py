@@ -93,6 +93,7 @@ TRANSFORMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # by torch's own forward derivatives, when they are first imported
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", MODELS)
 def test_transforms_of_torch_func_differentiate_the_masked_forward(name: str, transform: str) -> None:
